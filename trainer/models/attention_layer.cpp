@@ -9,7 +9,7 @@ namespace {
 struct QkvViews {
   at::Tensor q_NAD;
   at::Tensor k_NKD;
-  at::Tensor v_NKD;
+  at::Tensor v_NKD; // k_NKD itself where keys are values
 };
 
 QkvViews split_qkv(const AttentionSpec& spec, const at::Tensor& qkv_NA) {
@@ -17,7 +17,35 @@ QkvViews split_qkv(const AttentionSpec& spec, const at::Tensor& qkv_NA) {
   const auto heads = [&](int64_t first, int64_t width) {
     return qkv_NA.narrow(1, first, width).unflatten(1, {width / spec.head_dim, spec.head_dim});
   };
-  return {heads(0, q_width), heads(q_width, kv_width), heads(q_width + kv_width, kv_width)};
+  return {
+      heads(0, q_width), heads(q_width, kv_width), heads(q_width + (spec.keys_are_values ? 0 : kv_width), kv_width)};
+}
+
+// The weight of a norm that has none.
+at::Tensor unit_weight(const AttentionSpec& spec, const at::Tensor& qkv_NA) {
+  return at::ones({spec.head_dim}, qkv_NA.options());
+}
+
+// The inputs of attention, given the projection's output, which is rotated in place where nothing is normalised.
+// `saved`: receives the norms' statistics.
+QkvViews attention_inputs(
+    const AttentionContext& context, const AttentionParams& params, const at::Tensor& qkv_NA, AttentionSaved& saved) {
+  const AttentionSpec& spec = context.spec;
+  QkvViews qkv = split_qkv(spec, qkv_NA);
+  if (spec.v_norm) {
+    HeadNormResult norm = head_rms_norm_forward(qkv.v_NKD, unit_weight(spec, qkv_NA), context.norm_eps);
+    qkv.v_NKD = std::move(norm.y_NAD);
+    saved.v_rstd = std::move(norm.rstd);
+  }
+  if (spec.qk_norm) {
+    NormRopeResult result = norm_rope_forward(
+        qkv.q_NAD, qkv.k_NKD, params.q_norm, params.k_norm, context.norm_eps, context.rope, spec.qk_norm->offset);
+    qkv.q_NAD = std::move(result.q_NAD);
+    qkv.k_NKD = std::move(result.k_NKD);
+    saved.q_rstd = std::move(result.q_rstd);
+    saved.k_rstd = std::move(result.k_rstd);
+  }
+  return qkv;
 }
 
 // Gradient with respect to the fused projection's output (before q/k norm and RoPE).
@@ -26,16 +54,12 @@ at::Tensor qkv_backward(
     AttentionParams& grads) {
   const AttentionSpec& spec = context.spec;
   const QkvViews projected = split_qkv(spec, saved.qkv_NA);
-  QkvViews qkv = projected;
-  if (spec.qk_norm) {
-    NormRopeResult again = norm_rope_forward(
-        projected.q_NAD, projected.k_NKD, params.q_norm, params.k_norm, context.norm_eps, context.rope,
-        spec.qk_norm->offset);
-    qkv.q_NAD = std::move(again.q_NAD);
-    qkv.k_NKD = std::move(again.k_NKD);
-  }
+  const QkvViews qkv = attention_inputs(context, params, saved.qkv_NA, saved);
   at::Tensor dqkv_NA = at::empty_like(saved.qkv_NA);
   QkvViews grad = split_qkv(spec, dqkv_NA);
+  if (spec.keys_are_values) {
+    grad.v_NKD = at::empty(projected.v_NKD.sizes(), dqkv_NA.options());
+  }
   attention_backward(
       dout_NQ, qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, {saved.out_NQ, saved.lse}, context.seq, spec.options(), grad.q_NAD,
       grad.k_NKD, grad.v_NKD, &context.rope);
@@ -44,14 +68,21 @@ at::Tensor qkv_backward(
     head_rms_norm_backward_(grad.q_NAD, projected.q_NAD, saved.q_rstd, params.q_norm, grads.q_norm, offset);
     head_rms_norm_backward_(grad.k_NKD, projected.k_NKD, saved.k_rstd, params.k_norm, grads.k_norm, offset);
   }
+  if (spec.v_norm) {
+    at::Tensor no_gradient;
+    head_rms_norm_backward_(grad.v_NKD, projected.v_NKD, saved.v_rstd, unit_weight(spec, saved.qkv_NA), no_gradient);
+  }
+  if (spec.keys_are_values) {
+    grad.k_NKD.add_(grad.v_NKD);
+  }
   return dqkv_NA;
 }
 
 } // namespace
 
 std::vector<at::Tensor*> AttentionSaved::all() {
-  auto& [qkv, q, k, out, softmax] = *this; // a member that is missing here does not compile
-  return {&qkv, &q, &k, &out, &softmax};
+  auto& [qkv, q, k, v, out, softmax] = *this; // a member that is missing here does not compile
+  return {&qkv, &q, &k, &v, &out, &softmax};
 }
 
 at::Tensor attention_layer_forward(
@@ -59,16 +90,9 @@ at::Tensor attention_layer_forward(
     AttentionSaved& saved) {
   const AttentionSpec& spec = context.spec;
   saved.qkv_NA = multiply(params.qkv, operand_of(params.qkv, input));
-  QkvViews qkv = split_qkv(spec, saved.qkv_NA);
-  if (spec.qk_norm) {
-    NormRopeResult result = norm_rope_forward(
-        qkv.q_NAD, qkv.k_NKD, params.q_norm, params.k_norm, context.norm_eps, context.rope, spec.qk_norm->offset);
-    qkv.q_NAD = std::move(result.q_NAD);
-    qkv.k_NKD = std::move(result.k_NKD);
-    saved.q_rstd = std::move(result.q_rstd);
-    saved.k_rstd = std::move(result.k_rstd);
-  } else {
-    rope_forward_(qkv.q_NAD, qkv.k_NKD, context.rope);
+  QkvViews qkv = attention_inputs(context, params, saved.qkv_NA, saved);
+  if (!spec.qk_norm) {
+    rope_forward_(qkv.q_NAD, qkv.k_NKD, context.rope); // in place, so that the backward pass need not
   }
   AttentionResult attention = attention_forward(qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, context.seq, spec.options());
   saved.out_NQ = std::move(attention.out_NQ);

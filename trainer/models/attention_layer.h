@@ -24,6 +24,7 @@ struct AttentionSaved {
   at::Tensor qkv_NA; // after RoPE; with q/k norms: before norm and RoPE
   at::Tensor q_rstd; // [N * heads], over all heads [N]; with q/k norms only
   at::Tensor k_rstd; // [N * kv heads], or [N]
+  at::Tensor v_rstd; // [N * kv heads]; with a norm of v only
   at::Tensor out_NQ; // attention's output, which the projection o reads
   at::Tensor lse;
 

@@ -119,6 +119,7 @@ BlockParams block_params(const std::function<at::Tensor(const std::string& name)
   params.attention.k_norm = find("k_norm");
   params.mlp_norm_H = find("mlp_norm");
   params.mlp_out_norm_H = find("mlp_out_norm");
+  params.output_scale = find("output_scale");
   for (const auto& [name, projection] : params.projections()) {
     projection->weight_OI = find(name);
     projection->bias_O = find(absl::StrCat(name, "_bias"));
@@ -186,13 +187,14 @@ at::Tensor block_forward(
   if (saved != nullptr) {
     *saved = std::move(all);
   }
-  return y_NH;
+  return kind.scaled_output ? y_NH.mul_(params.output_scale) : y_NH;
 }
 
 at::Tensor block_backward(
-    const BlockContext& context, const BlockParams& params, const at::Tensor& dy_NH, BlockSaved saved,
+    const BlockContext& context, const BlockParams& params, const at::Tensor& dscaled_NH, BlockSaved saved,
     BlockParams& grads) {
   const LayerKind& kind = context.kind;
+  const at::Tensor dy_NH = kind.scaled_output ? dscaled_NH * params.output_scale : dscaled_NH;
   if (saved.input_only()) {
     forward_to_mlp(context, params, at::Tensor(saved.x_NH), saved);
     if (kind.mlp_norms.after) {

@@ -25,6 +25,7 @@ struct BlockParams {
   at::Tensor mlp_norm_H; // in the same way
   at::Tensor mlp_out_norm_H;
   MlpParams mlp;
+  at::Tensor output_scale; // [1], of a kind whose output is scaled; has no gradient
 
   // In the order of the block's layout, with their names there.
   std::vector<std::pair<std::string, Projection*>> projections();

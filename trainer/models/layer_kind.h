@@ -47,6 +47,8 @@ struct AttentionSpec {
   double softcap = 0; // of the scores; 0: none
   bool qkv_bias = false;
   std::optional<QkNormSpec> qk_norm;
+  bool v_norm = false; // an RMSNorm without a weight over each head of v
+  bool keys_are_values = false; // there is no projection of v: its place is taken by k's, before k's norm and RoPE
   std::optional<int64_t> rope = 0; // index into ModelConfig::ropes; nullopt: the layer has no RoPE
 
   int64_t query_width() const {
@@ -56,7 +58,7 @@ struct AttentionSpec {
     return kv_heads * head_dim;
   }
   int64_t qkv_width() const {
-    return query_width() + 2 * key_value_width();
+    return query_width() + (keys_are_values ? 1 : 2) * key_value_width();
   }
   AttentionOptions options() const;
   // How many tokens a token of a sequence of this length attends to, on average: half of them, or with a shorter window
@@ -108,6 +110,7 @@ struct LayerKind {
   SublayerNorms mlp_norms{.before = NormSpec{"post_attention_layernorm"}, .after = {}};
   MlpSpec mlp;
   double norm_eps = 1e-6; // of all of the layer's norms, those of q and k included
+  bool scaled_output = false; // the layer's output is multiplied by a number of its own, which is not trained
   bool fused_tensors = false; // in a model folder q, k, v are one tensor, qkv_proj, and gate, up another, gate_up_proj
 
   bool operator==(const LayerKind&) const = default;
@@ -157,6 +160,8 @@ struct RopeSpec {
   double theta = 10000.0;
   int64_t dim = 0; // elements of a head that are rotated, the first ones
   double linear_factor = 1.0; // rope_type linear: frequencies are divided by it
+  // rope_type proportional: of the dim / 2 pairs of elements only the first ones turn; nullopt: all.
+  std::optional<int64_t> turning_pairs;
   std::optional<Llama3RopeScaling> llama3;
   std::optional<YarnRopeScaling> yarn;
   std::optional<LongRopeScaling> longrope;

@@ -82,10 +82,12 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
     if (kind.fused_tensors) {
       return {{absl::StrCat(attn, "qkv_proj.", suffix), 0, attention.qkv_width()}};
     }
-    return {
-        {absl::StrCat(attn, "q_proj.", suffix), 0, q_rows},
-        {absl::StrCat(attn, "k_proj.", suffix), q_rows, kv_rows},
-        {absl::StrCat(attn, "v_proj.", suffix), q_rows + kv_rows, kv_rows}};
+    std::vector<ParamPart> parts{
+        {absl::StrCat(attn, "q_proj.", suffix), 0, q_rows}, {absl::StrCat(attn, "k_proj.", suffix), q_rows, kv_rows}};
+    if (!attention.keys_are_values) {
+      parts.push_back({absl::StrCat(attn, "v_proj.", suffix), q_rows + kv_rows, kv_rows});
+    }
+    return parts;
   };
   UnitLayout unit;
   unit.name = absl::StrCat("block ", index);
@@ -112,6 +114,10 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
     add_norm(unit, "k_norm", size(attention.key_value_width()), layer + "self_attn.k_norm.weight", norm->offset);
   }
   add_norms(kind.mlp_norms, "mlp");
+  if (kind.scaled_output) {
+    add_param(unit, "output_scale", {1}, layer + "layer_scalar", /*initial=*/1);
+    unit.params.back().trained = false;
+  }
   add_param(unit, "qkv", {attention.qkv_width(), hidden}, qkv_parts("weight"));
   add_param(unit, "o", {hidden, q_rows}, layer + "self_attn.o_proj.weight");
   if (kind.mlp.experts) {

@@ -26,6 +26,7 @@ struct ParamLayout {
   int64_t offset = 0; // elements from the unit's start; a multiple of kParamAlignment. Of a packed unit: bytes
   bool is_matrix = false; // weight decay applies, and a model without weights draws it at random
   double initial = 0; // of a vector of random weights: the value of its elements
+  bool trained = true; // false: it has no gradient and stays as it is
   bool may_be_float8 = false; // a matrix product of a block that float8 may round
   // Matrices that are one below the other, of equally many rows: those of the experts. A token multiplies only
   // `groups_per_token` of them.

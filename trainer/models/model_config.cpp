@@ -10,7 +10,8 @@
 namespace distill::models {
 
 AttentionOptions AttentionSpec::options() const {
-  return {.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim))), .window = window};
+  return {
+      .scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim))), .window = window, .softcap = softcap};
 }
 
 int64_t ModelConfig::count_of(int64_t kind) const {
@@ -39,8 +40,9 @@ absl::Status check_computable(const ModelConfig& config) {
     return absl::UnimplementedError(absl::StrCat(what..., " is not supported"));
   };
   for (const LayerKind& kind : config.kinds) {
-    if (kind.attention.softcap != 0) {
-      return missing("attention whose scores are capped at ", kind.attention.softcap);
+    const AttentionSpec& attention = kind.attention;
+    if (attention.keys_are_values && !(attention.v_norm && attention.qk_norm)) {
+      return missing("attention whose keys are its values, without norms of q, k and v,");
     }
   }
   return absl::OkStatus();

@@ -42,6 +42,7 @@ struct Plan {
   }
   std::string text() const; // a table for people
   std::vector<std::string> lines() const; // the few lines that every run begins with
+  std::vector<std::string> warnings() const; // about the choice of the machine, and attention without a fused kernel
   std::string json() const;
 };
 

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "trainer/plan/attention_time.h"
 #include "trainer/plan/memory_limits.h"
 #include "trainer/plan/plan.h"
 
@@ -98,6 +99,26 @@ std::string Change::text() const {
   });
 }
 
+std::vector<std::string> Plan::warnings() const {
+  std::vector<std::string> warnings;
+  if (!machine.warning.empty()) {
+    warnings.push_back(machine.warning);
+  }
+  const auto add = [&](const char* role, const models::ModelConfig& config, at::ScalarType dtype, int64_t seq_len) {
+    if (!shape.cuda() || dtype == at::kFloat) { // which have no fused kernel on CUDA for any model
+      return;
+    }
+    if (const std::string text = slow_attention_text(config, machine, seq_len); !text.empty()) {
+      warnings.push_back(absl::StrCat(role, ": ", text));
+    }
+  };
+  add("student", shape.student, shape.environment.student_dtype, shape.config.data.seq_len);
+  for (const models::ModelSource* teacher : shape.teacher.loaded()) {
+    add("teacher", teacher->config, shape.environment.teacher_dtype, shape.teacher_seq_len());
+  }
+  return warnings;
+}
+
 std::vector<std::string> Plan::lines() const {
   std::vector<std::string> lines = memory_lines(memory, {budget_bytes, device_bytes});
   if (!shape.cuda()) {
@@ -155,8 +176,8 @@ std::string Plan::text() const {
   add_row(text, "optimizer state of blocks", chosen_text(shape.places, automatic_state, mixes));
   add_row(text, "loss head", std::string(absl::StripPrefix(shape.head.description, "loss head: ")));
   absl::StrAppendFormat(&text, "time, predicted for %s\n", machine.text());
-  if (!machine.warning.empty()) {
-    absl::StrAppend(&text, "  ", machine.warning, "\n");
+  for (const std::string& warning : warnings()) {
+    absl::StrAppend(&text, "  ", warning, "\n");
   }
   for (size_t i = 0; i < time.phases.size(); ++i) {
     add_row(text, metrics::phase_name(static_cast<metrics::Phase>(i)), absl::StrFormat("%18.4f s", time.phases[i]));

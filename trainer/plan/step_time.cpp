@@ -1,6 +1,7 @@
 #include "trainer/plan/step_time.h"
 
 #include "trainer/config/dtypes.h"
+#include "trainer/plan/attention_time.h"
 #include "trainer/plan/saved_bytes.h"
 
 namespace distill::plan {
@@ -163,7 +164,7 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
   const auto hidden = static_cast<double>(config.hidden_size), ffn = static_cast<double>(kind.mlp.width());
   const auto query = static_cast<double>(kind.attention.query_width());
   const auto key_value = static_cast<double>(kind.attention.key_value_width());
-  const double qkv = query + 2 * key_value;
+  const auto qkv = static_cast<double>(kind.attention.qkv_width());
   BlockTime time;
   // The backward pass has two products for each product of the forward pass. The weight gradient is written to an fp32
   // buffer by the first micro-batch and added to it by the others; by each of them, where it is then rounded.
@@ -198,14 +199,12 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
     backward += 2 * copies + 4 * tokens * ffn * e / machine.memory_bytes;
     down += (visits * hidden + 2 * tokens * ffn) * e / machine.memory_bytes;
   }
-  // Attention with heads of 64 is slower than with heads of 128.
-  const double efficiency = kind.attention.head_dim >= 128 ? 1.0 : 0.72;
-  const double attention = 4 * tokens * query * kind.attention.attended_tokens(run.seq_len);
+  const AttentionTime attention = attention_time(kind.attention, machine, tokens, run.seq_len);
   const double elementwise = tokens * (2 * hidden + 2 * (query + key_value) + 5 * hidden) * e;
-  time.rebuild = products + attention / (machine.attention_forward_flops * efficiency) +
-      elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
+  time.rebuild =
+      products + attention.forward + elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
   time.forward = time.rebuild + down;
-  time.backward = backward + 2.5 * attention / (machine.attention_backward_flops * efficiency) +
+  time.backward = backward + attention.backward +
       tokens * (6 * ffn + 14 * hidden + 4 * qkv) * e / machine.memory_bytes + kKernelsBackward * machine.launch_seconds;
   time.reduce = unit_reduce(shape, machine, static_cast<double>(layout.numel));
   return time;

@@ -46,8 +46,8 @@ absl::Status settle_plan(
   limit_memory(config, environment, prepared.plan.memory, prepared.plan.overflows);
   const std::vector<std::string> lines = prepared.plan.lines();
   prepared.report.insert(prepared.report.end(), lines.begin(), lines.end());
-  if (const std::string& warning = prepared.plan.machine.warning; !warning.empty()) {
-    prepared.warnings.push_back(warning);
+  for (std::string& warning : prepared.plan.warnings()) {
+    prepared.warnings.push_back(std::move(warning));
   }
   if (const int64_t others = prepared.plan.memory.outside.others; others >= kWorthAWarning) {
     prepared.warnings.push_back(

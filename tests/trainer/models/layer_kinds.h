@@ -42,6 +42,29 @@ inline LayerKind gemma_kind() {
   return kind;
 }
 
+// Gemma 4's layers without a window: no projection of v, which has a norm without a weight; a scaled output.
+inline LayerKind gemma4_kind() {
+  LayerKind kind = with_all_norms(kind_of(false, true));
+  kind.mlp.activation = Activation::kGeGlu;
+  kind.attention.scale = 1;
+  kind.attention.v_norm = true;
+  kind.attention.keys_are_values = true;
+  kind.scaled_output = true;
+  return kind;
+}
+
+// Gemma 4's layers with a window.
+inline LayerKind gemma4_sliding_kind() {
+  LayerKind kind = with_window(7, gemma4_kind());
+  kind.attention.keys_are_values = false;
+  return kind;
+}
+
+inline LayerKind with_softcap(double softcap, LayerKind kind = {}) {
+  kind.attention.softcap = softcap;
+  return kind;
+}
+
 // OLMo's: norms of all heads at once.
 inline LayerKind olmo_kind() {
   LayerKind kind = with_norms_after(kind_of(false, true));

@@ -16,7 +16,7 @@ TEST(ModelConfigTest, WhatNothingComputesIsNamed) {
     return std::string(check_computable(config).message());
   };
   EXPECT_EQ(message([](ModelConfig&) {}), "");
-  EXPECT_THAT(message([](ModelConfig& c) { c.kinds[0].attention.softcap = 50; }), HasSubstr("capped at 50"));
+  EXPECT_THAT(message([](ModelConfig& c) { c.kinds[0].attention.keys_are_values = true; }), HasSubstr("without norms"));
 }
 
 TEST(ModelConfigTest, AttendedTokensAreTheMeanOverTheQueries) {

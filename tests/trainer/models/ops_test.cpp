@@ -287,11 +287,12 @@ struct AttentionShape {
   int64_t heads, kv_heads, head_dim, batch, seq_len;
   std::vector<int64_t> boundaries; // empty: dense
   std::optional<int64_t> window = {};
+  double softcap = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const AttentionShape& shape) {
   return out << shape.heads << " heads of " << shape.head_dim << ", " << shape.seq_len << " tokens, window "
-             << shape.window.value_or(0);
+             << shape.window.value_or(0) << ", softcap " << shape.softcap;
 }
 
 class AttentionTest : public DeviceTest {
@@ -315,7 +316,7 @@ class AttentionTest : public DeviceTest {
     const at::Tensor qkv = randn({tokens, width}, dtype).mul_(1.5);
     const at::Tensor dout = randn({tokens, shape.heads * shape.head_dim}, dtype);
     const SequenceInfo seq = sequences(shape);
-    const AttentionOptions options{1.0 / std::sqrt(static_cast<double>(shape.head_dim)), shape.window};
+    const AttentionOptions options{1.0 / std::sqrt(static_cast<double>(shape.head_dim)), shape.window, shape.softcap};
     const auto views = [&](const at::Tensor& fused) {
       const auto parts = fused.unflatten(1, {shape.heads + 2 * shape.kv_heads, shape.head_dim})
                              .split_with_sizes({shape.heads, shape.kv_heads, shape.kv_heads}, 1);
@@ -360,6 +361,12 @@ class AttentionTest : public DeviceTest {
         {2, 1, 16, 1, 1100, {}, 520}, // queries and keys of several blocks
         {4, 2, 256, 2, 130, {0, 100, 130, 131, 260}, 100}, // segments longer than, as long as and shorter than it
         {2, 2, 64, 1, 600, {0, 590, 600}, 64},
+        {4, 2, 512, 2, 130, {0, 100, 130, 131, 260}}, // wider than any fused kernel takes on CUDA
+        {8, 2, 320, 1, 40, {}},
+        {4, 2, 512, 1, 200, {}, 50},
+        {4, 2, 64, 2, 130, {0, 100, 130, 131, 260}, {}, 1.5},
+        {6, 2, 40, 2, 150, {}, 7, 3.0},
+        {2, 1, 16, 1, 1100, {}, {}, 0.7},
     };
   }
 };
@@ -375,6 +382,41 @@ TEST_F(AttentionTest, MathBackendIsExactInFp64) {
   for (const AttentionShape& shape : shapes()) {
     const Errors error = errors(shape, at::kDouble, /*math=*/true);
     EXPECT_LT(error.worst(), 1e-11) << shape;
+  }
+}
+
+// The scores that exist at a time are bounded, whatever the length; a document's blocks do not depend on its
+// neighbours.
+TEST_F(AttentionTest, TheQueriesOfABlockBecomeFewerAsDocumentsBecomeLonger) {
+  EXPECT_EQ(attention_math_queries(/*heads=*/32, /*keys=*/100), 512);
+  EXPECT_EQ(attention_math_queries(32, 4096), 512);
+  EXPECT_EQ(attention_math_queries(32, 4097), 256);
+  EXPECT_EQ(attention_math_queries(32, 65536), 32);
+  EXPECT_EQ(attention_math_queries(32, 1 << 24), 16);
+}
+
+TEST_F(AttentionTest, PackedDocumentsHaveTheBitsThatTheyHaveAloneThroughMatrixProducts) {
+  const at::ScalarType dtype = test_device().is_cuda() ? at::kBFloat16 : at::kFloat;
+  const std::vector<int64_t> boundaries{0, 70, 600, 601, 1200};
+  const AttentionOptions options{.scale = 0.05, .window = 550, .softcap = 2.0};
+  const at::Tensor q = randn({1200, 4, 24}, dtype), k = randn({1200, 2, 24}, dtype), v = randn({1200, 2, 24}, dtype);
+  const at::Tensor dout = randn({1200, 4 * 24}, dtype);
+  const auto run = [&](int64_t begin, int64_t length, const SequenceInfo& seq) {
+    const auto rows = [&](const at::Tensor& x) { return x.narrow(0, begin, length); };
+    std::vector<at::Tensor> results{at::empty_like(rows(q)), at::empty_like(rows(k)), at::empty_like(rows(v))};
+    const AttentionResult result = attention_math_forward(rows(q), rows(k), rows(v), seq, options);
+    attention_math_backward(
+        rows(dout), rows(q), rows(k), rows(v), result, seq, options, results[0], results[1], results[2]);
+    results.push_back(result.out_NQ);
+    return results;
+  };
+  const auto packed = run(0, 1200, packed_sequences(1, 1200, boundaries, test_device()));
+  for (size_t s = 0; s + 1 < boundaries.size(); ++s) {
+    const int64_t begin = boundaries[s], length = boundaries[s + 1] - begin;
+    const auto alone = run(begin, length, dense_sequences(1, length, test_device()));
+    for (size_t i = 0; i < alone.size(); ++i) {
+      EXPECT_TRUE(at::equal(packed[i].narrow(0, begin, length), alone[i])) << "document " << s << ", result " << i;
+    }
   }
 }
 

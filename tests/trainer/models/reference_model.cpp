@@ -37,7 +37,10 @@ at::Tensor reference_attention(
   }
   const at::Tensor k = k_NKD.repeat_interleave(group, 1).transpose(0, 1);
   const at::Tensor v = v_NKD.repeat_interleave(group, 1).transpose(0, 1);
-  const at::Tensor scores = at::matmul(q_NAD.transpose(0, 1), k.transpose(1, 2)) * options.scale;
+  at::Tensor scores = at::matmul(q_NAD.transpose(0, 1), k.transpose(1, 2)) * options.scale;
+  if (options.softcap > 0) {
+    scores = options.softcap * at::tanh(scores / options.softcap);
+  }
   const at::Tensor probs = at::softmax(scores.masked_fill(~allowed, -INFINITY), -1);
   return at::matmul(probs, v).transpose(0, 1).reshape({tokens, -1});
 }
@@ -88,10 +91,15 @@ at::Tensor reference_block(const BlockContext& context, const BlockParams& param
   if (params.attention.qkv.bias_O.defined()) {
     qkv = qkv + params.attention.qkv.bias_O;
   }
-  const auto parts = qkv.split_with_sizes({spec.query_width(), spec.key_value_width(), spec.key_value_width()}, 1);
-  at::Tensor q = parts[0].reshape({tokens, spec.heads, spec.head_dim});
-  at::Tensor k = parts[1].reshape({tokens, spec.kv_heads, spec.head_dim});
-  const at::Tensor v = parts[2].reshape({tokens, spec.kv_heads, spec.head_dim});
+  const int64_t query = spec.query_width(), key_value = spec.key_value_width();
+  at::Tensor q = qkv.narrow(1, 0, query).reshape({tokens, spec.heads, spec.head_dim});
+  at::Tensor k = qkv.narrow(1, query, key_value).reshape({tokens, spec.kv_heads, spec.head_dim});
+  at::Tensor v = spec.keys_are_values
+      ? k
+      : qkv.narrow(1, query + key_value, key_value).reshape({tokens, spec.kv_heads, spec.head_dim});
+  if (spec.v_norm) {
+    v = reference_rms_norm(v, at::ones({spec.head_dim}, v.options()), kind.norm_eps);
+  }
   if (spec.qk_norm) {
     const auto norm = [&](const at::Tensor& x_NAD, const at::Tensor& weight) {
       const at::Tensor x = spec.qk_norm->whole ? x_NAD.flatten(1) : x_NAD;
@@ -111,12 +119,13 @@ at::Tensor reference_block(const BlockContext& context, const BlockParams& param
   const at::Tensor attention = at::matmul(
       reference_attention(
           q, k, v, context.seq.segments_host,
-          {spec.scale.value_or(1 / std::sqrt(static_cast<double>(spec.head_dim))), spec.window}),
+          {spec.scale.value_or(1 / std::sqrt(static_cast<double>(spec.head_dim))), spec.window, spec.softcap}),
       params.attention.o.weight_OI.t());
   const at::Tensor mid =
       x_NH + norm_if(outer.after, attention, out_weight(outer, params.attn_norm_H, params.attn_out_norm_H));
   const at::Tensor mlp = reference_mlp(kind.mlp, params.mlp, norm_if(inner.before, mid, params.mlp_norm_H));
-  return mid + norm_if(inner.after, mlp, out_weight(inner, params.mlp_norm_H, params.mlp_out_norm_H));
+  const at::Tensor y = mid + norm_if(inner.after, mlp, out_weight(inner, params.mlp_norm_H, params.mlp_out_norm_H));
+  return kind.scaled_output ? y * params.output_scale : y;
 }
 
 at::Tensor leaf(const at::Tensor& value) {

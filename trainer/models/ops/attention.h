@@ -12,8 +12,9 @@
 //   CUDA, bf16/fp16, rows of one length   cuDNN (head_dim a multiple of 8, at most 128, rows of 128 tokens or more;
 //                                         not with deterministic algorithms or a window)
 //   CUDA, bf16/fp16, otherwise            FlashAttention-2 over cu_seqlens (head_dim padded to a multiple of 8)
-//   CPU, without a window                 ATen's flash attention for CPU, per segment when packed
-//   anything else (fp32 on CUDA)          matrix products and an exact softmax, a block of queries at a time
+//   CPU, without a window or softcap      ATen's flash attention for CPU, per segment when packed
+//   anything else (fp32 on CUDA, heads    matrix products and an exact softmax, a block of queries at a time
+//   of more than 256, a softcap)          (attention_math.h)
 //
 // A window that no segment is longer than changes nothing, and counts as none.
 namespace distill::models {

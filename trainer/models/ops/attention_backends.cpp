@@ -56,13 +56,17 @@ std::optional<int64_t> window_left(const AttentionOptions& options) {
 
 } // namespace
 
+bool has_fused_attention(int64_t head_dim, const AttentionOptions& options) {
+  return head_dim <= kFlashMaxHeadDim && options.softcap == 0;
+}
+
 AttentionBackend attention_backend(const at::Tensor& q_NAD, const SequenceInfo& seq, const AttentionOptions& options) {
   const int64_t head_dim = q_NAD.size(2);
   const bool half = q_NAD.scalar_type() == at::kBFloat16 || q_NAD.scalar_type() == at::kHalf;
   if (device::runs_on_cpu(q_NAD)) {
-    return options.window ? AttentionBackend::kMath : AttentionBackend::kCpuFlash;
+    return options.window || options.softcap > 0 ? AttentionBackend::kMath : AttentionBackend::kCpuFlash;
   }
-  if (!device::runs_on_cuda(q_NAD) || !half || head_dim > kFlashMaxHeadDim) {
+  if (!device::runs_on_cuda(q_NAD) || !half || !has_fused_attention(head_dim, options)) {
     return AttentionBackend::kMath;
   }
   // cuDNN's backward pass adds with atomics.

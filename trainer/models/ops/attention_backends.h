@@ -19,6 +19,9 @@ enum class AttentionBackend {
   kMath, // matrix products and an exact softmax: attention_math.h
 };
 
+// Tells whether a fused kernel computes attention on CUDA in bf16 and fp16; else matrix products do, in all dtypes.
+bool has_fused_attention(int64_t head_dim, const AttentionOptions& options);
+
 AttentionBackend attention_backend(const at::Tensor& q_NAD, const SequenceInfo& seq, const AttentionOptions& options);
 
 // Causal attention over whole rows, [B, heads, S, D] as views of [B, S, heads, D]. Returns the output, laid out like q,

@@ -1,11 +1,16 @@
 #include "trainer/models/ops/attention_math.h"
 
 #include "losses/vector_math.h"
+#include "trainer/device/simulation.h"
+#include "trainer/models/ops/attention_scores.h"
 
 namespace distill::models {
 namespace {
 
-constexpr int64_t kQueryBlock = 512;
+// The scores that exist at a time: so many of all heads together, or those of kMinQueries queries.
+constexpr int64_t kTileScores = int64_t{1} << 26;
+constexpr int64_t kMaxQueries = 512;
+constexpr int64_t kMinQueries = 16;
 
 // Queries [first, first + count) of a segment, and its keys from `begin`, the first one that one of these queries sees,
 // up to the last of them.
@@ -17,15 +22,20 @@ struct QueryBlock {
   int64_t keys() const {
     return first - begin + count;
   }
+  ScoreTile tile() const {
+    return {count, first - begin};
+  }
 };
 
+// A segment's blocks depend on nothing but the segment, so that a packed document has the results that it has alone.
 template <typename F>
-void for_each_query_block(const SequenceInfo& seq, const AttentionOptions& options, const F& visit) {
+void for_each_query_block(const SequenceInfo& seq, int64_t heads, const AttentionOptions& options, const F& visit) {
   for (size_t s = 0; s + 1 < seq.segments_host.size(); ++s) {
-    const int64_t end = seq.segments_host[s + 1];
-    for (int64_t first = seq.segments_host[s]; first < end; first += kQueryBlock) {
+    const int64_t start = seq.segments_host[s], end = seq.segments_host[s + 1];
+    const int64_t step = attention_math_queries(heads, std::min(end - start, options.window.value_or(end - start)));
+    for (int64_t first = start; first < end; first += step) {
       const int64_t oldest = options.window ? first - *options.window + 1 : 0;
-      visit(QueryBlock{std::max(seq.segments_host[s], oldest), first, std::min(kQueryBlock, end - first)});
+      visit(QueryBlock{std::max(start, oldest), first, std::min(step, end - first)});
     }
   }
 }
@@ -44,29 +54,44 @@ at::Tensor ungroup_queries(const at::Tensor& x_KGD, int64_t count, int64_t heads
   return x_KGD.reshape({kv_heads, heads / kv_heads, count, -1}).permute({2, 0, 1, 3}).reshape({count, heads, -1});
 }
 
-// Scaled scores [K, A/K, count, keys] in fp32 (or fp64), -inf above the diagonal and before the window.
-at::Tensor masked_scores(
-    const at::Tensor& q_KGD, const at::Tensor& k_KSD, const QueryBlock& block, const AttentionOptions& options) {
-  at::Tensor scores = at::bmm(q_KGD, k_KSD.transpose(1, 2)).mul_(options.scale);
-  scores = scores.view({q_KGD.size(0), -1, block.count, block.keys()});
-  const int64_t offset = block.first - block.begin;
-  const at::Tensor all = at::ones({block.count, block.keys()}, scores.options().dtype(at::kBool));
-  at::Tensor hidden = at::triu(all, /*diagonal=*/offset + 1);
-  if (options.window) {
-    hidden.bitwise_or_(at::tril(all, /*diagonal=*/offset - *options.window));
-  }
-  return scores.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
-}
-
 at::ScalarType math_dtype(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-at::Tensor keys_of(const at::Tensor& x_NKD, const QueryBlock& block, at::ScalarType dtype) {
-  return x_NKD.narrow(0, block.begin, block.keys()).to(dtype).transpose(0, 1);
+// The dtype of the products' operands: on CUDA that of the inputs, whose products with fp32 results exist.
+at::ScalarType operand_dtype(const at::Tensor& x) {
+  return device::runs_on_cuda(x) ? x.scalar_type() : math_dtype(x);
+}
+
+// The product of each of K pairs of matrices, with results in fp32 (fp64 for fp64).
+at::Tensor product(const at::Tensor& a_KRC, const at::Tensor& b_KCS) {
+  const at::ScalarType dtype = math_dtype(a_KRC);
+  if (a_KRC.scalar_type() == dtype) {
+    return at::bmm(a_KRC, b_KCS);
+  }
+  return a_KRC.is_meta() ? at::empty({a_KRC.size(0), a_KRC.size(1), b_KCS.size(2)}, a_KRC.options().dtype(dtype))
+                         : at::bmm(a_KRC, b_KCS, dtype);
+}
+
+// A block's keys or values, [K, S, D].
+at::Tensor keys_of(const at::Tensor& x_NKD, const QueryBlock& block) {
+  return x_NKD.narrow(0, block.begin, block.keys()).to(operand_dtype(x_NKD)).transpose(0, 1);
+}
+
+// A block's queries, or what else is by query, [K, A/K * count, D].
+at::Tensor queries_of(const at::Tensor& x_NAD, const QueryBlock& block, int64_t kv_heads) {
+  return group_queries(x_NAD.narrow(0, block.first, block.count).to(operand_dtype(x_NAD)), kv_heads);
 }
 
 } // namespace
+
+int64_t attention_math_queries(int64_t heads, int64_t keys) {
+  int64_t count = kMaxQueries;
+  while (count > kMinQueries && heads * count * keys > kTileScores) {
+    count /= 2;
+  }
+  return count;
+}
 
 AttentionResult attention_math_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& v_NKD, const SequenceInfo& seq,
@@ -77,14 +102,12 @@ AttentionResult attention_math_forward(
   const at::ScalarType dtype = math_dtype(q_NAD);
   at::Tensor out_NAD = at::empty(q_NAD.sizes(), q_NAD.options());
   at::Tensor lse_NA = at::empty({q_NAD.size(0), heads}, q_NAD.options().dtype(dtype));
-  for_each_query_block(seq, options, [&](const QueryBlock& block) {
-    const at::Tensor q = group_queries(q_NAD.narrow(0, block.first, block.count).to(dtype), kv_heads);
-    const at::Tensor scores = masked_scores(q, keys_of(k_NKD, block, dtype), block, options);
-    const at::Tensor lse = at::logsumexp(scores, {-1}, /*keepdim=*/true);
-    const at::Tensor probs = at::exp(scores - lse).view({kv_heads, -1, block.keys()});
-    const at::Tensor out = at::bmm(probs, keys_of(v_NKD, block, dtype));
+  for_each_query_block(seq, heads, options, [&](const QueryBlock& block) {
+    at::Tensor scores = product(queries_of(q_NAD, block, kv_heads), keys_of(k_NKD, block).transpose(1, 2));
+    const SoftmaxResult softmax = attention_softmax(std::move(scores), operand_dtype(q_NAD), block.tile(), options);
+    const at::Tensor out = product(softmax.probs_KRS, keys_of(v_NKD, block));
     out_NAD.narrow(0, block.first, block.count).copy_(ungroup_queries(out, block.count, heads));
-    lse_NA.narrow(0, block.first, block.count).copy_(lse.view({heads, block.count}).t());
+    lse_NA.narrow(0, block.first, block.count).copy_(softmax.lse_KR.view({heads, block.count}).t());
   });
   return {out_NAD.view({q_NAD.size(0), -1}), lse_NA};
 }
@@ -101,19 +124,23 @@ void attention_math_backward(
   const at::Tensor out_NAD = saved.out_NQ.reshape(q_NAD.sizes());
   at::Tensor dk_sum = at::zeros(k_NKD.sizes(), k_NKD.options().dtype(dtype));
   at::Tensor dv_sum = at::zeros(v_NKD.sizes(), v_NKD.options().dtype(dtype));
-  for_each_query_block(seq, options, [&](const QueryBlock& block) {
-    const at::Tensor q = group_queries(q_NAD.narrow(0, block.first, block.count).to(dtype), kv_heads);
-    const at::Tensor k = keys_of(k_NKD, block, dtype);
-    const at::Tensor v = keys_of(v_NKD, block, dtype);
-    const at::Tensor dout = group_queries(dout_NAD.narrow(0, block.first, block.count).to(dtype), kv_heads);
-    const at::Tensor out = group_queries(out_NAD.narrow(0, block.first, block.count).to(dtype), kv_heads);
-    const at::Tensor lse = saved.lse.narrow(0, block.first, block.count).t().reshape({kv_heads, -1, block.count, 1});
-    const at::Tensor probs = at::exp(masked_scores(q, k, block, options) - lse).view({kv_heads, -1, block.keys()});
-    const at::Tensor row_dot = at::sum(dout * out, {-1}, /*keepdim=*/true);
-    const at::Tensor dscores = at::bmm(dout, v.transpose(1, 2)).sub_(row_dot).mul_(probs).mul_(options.scale);
-    dq_NAD.narrow(0, block.first, block.count).copy_(ungroup_queries(at::bmm(dscores, k), block.count, heads));
-    dk_sum.narrow(0, block.begin, block.keys()).add_(at::bmm(dscores.transpose(1, 2), q).transpose(0, 1));
-    dv_sum.narrow(0, block.begin, block.keys()).add_(at::bmm(probs.transpose(1, 2), dout).transpose(0, 1));
+  for_each_query_block(seq, heads, options, [&](const QueryBlock& block) {
+    const at::Tensor q = queries_of(q_NAD, block, kv_heads), k = keys_of(k_NKD, block);
+    const at::Tensor dout = queries_of(dout_NAD, block, kv_heads);
+    const at::Tensor row_dot = at::sum(
+        (dout_NAD.narrow(0, block.first, block.count).to(dtype) * out_NAD.narrow(0, block.first, block.count).to(dtype))
+            .transpose(0, 1),
+        {-1});
+    const auto by_row = [&](const at::Tensor& x_AR) { return x_AR.reshape({kv_heads, -1}).contiguous(); };
+    const at::Tensor lse = by_row(saved.lse.narrow(0, block.first, block.count).t());
+    at::Tensor scores = product(q, k.transpose(1, 2));
+    at::Tensor dprobs = product(dout, keys_of(v_NKD, block).transpose(1, 2));
+    const SoftmaxGradient gradient = attention_softmax_backward(
+        std::move(scores), std::move(dprobs), lse, by_row(row_dot), operand_dtype(q_NAD), block.tile(), options);
+    dq_NAD.narrow(0, block.first, block.count)
+        .copy_(ungroup_queries(product(gradient.dscores_KRS, k), block.count, heads));
+    dk_sum.narrow(0, block.begin, block.keys()).add_(product(gradient.dscores_KRS.transpose(1, 2), q).transpose(0, 1));
+    dv_sum.narrow(0, block.begin, block.keys()).add_(product(gradient.probs_KRS.transpose(1, 2), dout).transpose(0, 1));
   });
   dk_NKD.copy_(dk_sum);
   dv_NKD.copy_(dv_sum);

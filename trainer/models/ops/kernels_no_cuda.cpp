@@ -1,3 +1,4 @@
+#include "trainer/models/ops/attention_scores_kernel.h"
 #include "trainer/models/ops/combine_kernel.h"
 #include "trainer/models/ops/embedding_kernel.h"
 #include "trainer/models/ops/float8_kernel.h"
@@ -14,6 +15,14 @@ namespace {
 constexpr const char* kNoKernels = "this build of distill has no CUDA kernels: configure it with DISTILL_CUDA=ON";
 
 } // namespace
+
+const char* launch_attention_softmax(const AttentionScoresArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_attention_softmax_backward(const AttentionScoresArgs&, CUstream_st*) {
+  return kNoKernels;
+}
 
 const char* launch_rms_norm_forward(const RmsNormArgs&, CUstream_st*) {
   return kNoKernels;

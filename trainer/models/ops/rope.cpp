@@ -148,6 +148,12 @@ at::Tensor head_norm(const at::Tensor& x_NAD, const at::Tensor& weight, double e
   return result.y_NH.view(x_NAD.sizes());
 }
 
+// The statistics of norms of heads.
+at::Tensor empty_rstd(const at::Tensor& x_NAD) {
+  const auto statistics = x_NAD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::empty({x_NAD.size(0) * x_NAD.size(1)}, x_NAD.options().dtype(statistics));
+}
+
 void check_norm(const at::Tensor& weight, const at::Tensor& x_NAD) {
   const int64_t head = x_NAD.size(2), all = x_NAD.size(1) * head;
   TORCH_CHECK(
@@ -189,6 +195,9 @@ at::Tensor rope_inverse_frequencies(const RopeSpec& rope, bool is_long) {
     return at::reciprocal(at::tensor(factors, fp32) * wavelengths);
   }
   at::Tensor frequencies = at::reciprocal(wavelengths);
+  if (rope.turning_pairs) {
+    frequencies.slice(0, *rope.turning_pairs).zero_();
+  }
   if (rope.yarn) {
     const at::Tensor kept = yarn_kept(*rope.yarn, rope.theta, rope.dim);
     return at::reciprocal(wavelengths * rope.yarn->factor) * (1 - kept) + frequencies * kept;
@@ -338,11 +347,10 @@ NormRopeResult norm_rope_forward(
     rope_forward_(result.q_NAD, result.k_NKD, angles);
     return result;
   }
-  const auto statistics = q_NAD.options().dtype(q_NAD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   result.q_NAD = at::empty(q_NAD.sizes(), q_NAD.options());
   result.k_NKD = at::empty(k_NKD.sizes(), k_NKD.options());
-  result.q_rstd = at::empty({q_NAD.size(0) * q_NAD.size(1)}, statistics);
-  result.k_rstd = at::empty({k_NKD.size(0) * k_NKD.size(1)}, statistics);
+  result.q_rstd = empty_rstd(q_NAD);
+  result.k_rstd = empty_rstd(k_NKD);
   if (q_NAD.numel() == 0) {
     return result;
   }
@@ -356,6 +364,28 @@ NormRopeResult norm_rope_forward(
   args.eps = eps;
   args.norm_offset = offset;
   run_kernel("norm_rope", launch_norm_rope, args, q_NAD.device());
+  return result;
+}
+
+HeadNormResult head_rms_norm_forward(const at::Tensor& x_NAD, const at::Tensor& weight_D, double eps) {
+  check_heads(x_NAD, /*angles=*/{});
+  check_norm(weight_D, x_NAD);
+  HeadNormResult result;
+  if (device::runs_on_cpu(x_NAD)) {
+    result.y_NAD = head_norm(x_NAD, weight_D, eps, /*offset=*/0, result.rstd);
+    return result;
+  }
+  result.y_NAD = at::empty(x_NAD.sizes(), x_NAD.options());
+  result.rstd = empty_rstd(x_NAD);
+  if (x_NAD.numel() == 0) {
+    return result;
+  }
+  RopeArgs args = kernel_args(x_NAD, /*angles=*/{}); // heads of q alone, which nothing rotates
+  args.q = kernel_heads(x_NAD, result.y_NAD);
+  args.q.norm_weight = weight_D.const_data_ptr();
+  args.q.rstd = result.rstd.mutable_data_ptr();
+  args.eps = eps;
+  run_kernel("head_rms_norm", launch_norm_rope, args, x_NAD.device());
   return result;
 }
 

@@ -69,4 +69,13 @@ NormRopeResult norm_rope_forward(
     const at::Tensor& q_NAD, const at::Tensor& k_NKD, const at::Tensor& q_norm, const at::Tensor& k_norm, double eps,
     const RopeAngles& angles, double offset = 0);
 
+struct HeadNormResult {
+  at::Tensor y_NAD; // contiguous
+  at::Tensor rstd; // [N * heads]; fp32 (fp64 for fp64)
+};
+
+// Applies RMSNorm to each head of x, a view [N, heads, D] with contiguous D; one launch on CUDA. Its backward pass is
+// head_rms_norm_backward_ (rms_norm.h).
+HeadNormResult head_rms_norm_forward(const at::Tensor& x_NAD, const at::Tensor& weight_D, double eps);
+
 } // namespace distill::models

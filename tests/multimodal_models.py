@@ -46,6 +46,31 @@ def gemma3(text_config, **keys):
     )
 
 
+def gemma4(text_config, **keys):
+    vision = transformers.Gemma4VisionConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        patch_size=PATCH,
+        pooling_kernel_size=2,  # of four patches one
+        position_embedding_size=8,
+    )
+    return transformers.Gemma4Config(text_config=text_config, vision_config=vision, image_token_id=IMAGE_TOKEN, **keys)
+
+
+def gemma4_unified(text_config, **keys):
+    hidden = text_config.hidden_size
+    vision = transformers.Gemma4UnifiedVisionConfig(
+        patch_size=PATCH, pooling_kernel_size=1, mm_embed_dim=hidden, mm_posemb_size=8, output_proj_dims=hidden
+    )
+    return transformers.Gemma4UnifiedConfig(
+        text_config=text_config, vision_config=vision, image_token_id=IMAGE_TOKEN, **keys
+    )
+
+
 # How the tensors of a folder are named: what a name begins with in what transformers writes -> in the folder.
 SPELLINGS = {
     "as published": {},
@@ -73,6 +98,9 @@ def save(folder, config, seed, dtype=torch.float32, spelling="as published", sha
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.add_(0.2 * torch.randn_like(buffer))
     model.to(dtype).save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
     folder = Path(folder)
     for path in folder.glob("*.safetensors"):
@@ -100,7 +128,15 @@ def with_image(model):
     patches = (IMAGE // PATCH) ** 2
     tokens = torch.tensor([[3, 4, *[IMAGE_TOKEN] * patches, 5, 6, 9]])
     generator = torch.Generator().manual_seed(1)
-    inputs = {"pixel_values": torch.randn(1, 3, IMAGE, IMAGE, generator=generator)}
+    if model.config.model_type.startswith("gemma4"):
+        side = 2 * (IMAGE // PATCH) if model.config.model_type == "gemma4" else IMAGE // PATCH
+        inputs = {
+            "pixel_values": torch.rand(1, side**2, 3 * PATCH**2, generator=generator),
+            "image_position_ids": torch.tensor([[[i % side, i // side] for i in range(side**2)]]),
+            "mm_token_type_ids": (tokens == IMAGE_TOKEN).long(),
+        }
+    else:
+        inputs = {"pixel_values": torch.randn(1, 3, IMAGE, IMAGE, generator=generator)}
     if model.config.model_type == "mistral3":
         inputs["image_sizes"] = torch.tensor([[IMAGE, IMAGE]])
     with torch.no_grad():

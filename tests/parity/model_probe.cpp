@@ -3,10 +3,10 @@
 //   model_probe JOB.json
 //
 // The job is a list of {"model": folder, "input": tokens.safetensors, "output": out.safetensors, "dtype": "float32",
-// "save": folder, "save_dtype": "bfloat16"}; "save" is optional. tokens.safetensors holds tokens [B, S] and targets
-// [B, S] (int64, -100: ignored) and optionally boundaries [segments + 1] of packed documents. The output holds `logits`
-// [B * S, V], `loss` (mean cross-entropy, and the routers' loss that config.json asks for) and the loss's gradient by
-// every Hugging Face name as `grad.<name>`.
+// "device": "cpu", "save": folder, "save_dtype": "bfloat16"}; "save" is optional. tokens.safetensors holds tokens [B,
+// S] and targets [B, S] (int64, -100: ignored) and optionally boundaries [segments + 1] of packed documents. The output
+// holds `logits` [B * S, V], `loss` (mean cross-entropy, and the routers' loss that config.json asks for) and the
+// loss's gradient by every Hugging Face name as `grad.<name>`.
 
 #include <ATen/ATen.h>
 
@@ -39,15 +39,20 @@ class Probe {
  public:
   explicit Probe(const nlohmann::json& job)
       : folder_(job.at("model")),
+        device_(job.value("device", "cpu")),
         config_(value_or_throw(hf::read_model_config(folder_))),
         layouts_(unit_layouts(config_)) {
-    const at::ScalarType dtype = job.value("dtype", "float32") == "float64" ? at::kDouble : at::kFloat;
+    const std::map<std::string, at::ScalarType> dtypes{
+        {"float32", at::kFloat}, {"float64", at::kDouble}, {"bfloat16", at::kBFloat16}};
+    const at::ScalarType dtype = dtypes.at(job.value("dtype", "float32"));
+    const auto sums = dtype == at::kDouble ? at::kDouble : at::kFloat;
     hf::Notes notes;
     const std::unique_ptr<WeightSource> source = value_or_throw(hf::open_weights(folder_, config_, &notes));
     for (const UnitLayout& layout : layouts_) {
-      weights_.push_back(at::empty({layout.numel}, dtype));
-      source->copy_range(layout, 0, weights_.back());
-      grads_.push_back(at::zeros({layout.numel}, dtype));
+      at::Tensor weights = at::empty({layout.numel}, dtype);
+      source->copy_range(layout, 0, weights);
+      weights_.push_back(weights.to(device_));
+      grads_.push_back(at::zeros({layout.numel}, at::TensorOptions().dtype(sums).device(device_)));
     }
     for (const hf::Note& note : notes) {
       std::printf("%s: %s\n", folder_.c_str(), note.text.c_str());
@@ -56,11 +61,14 @@ class Probe {
 
   void run(const std::string& input, const std::string& output) {
     const auto tensors = value_or_throw(hf::read_safetensors(input)).tensors;
-    const at::Tensor tokens = tensors.at("tokens");
+    const at::Tensor tokens = tensors.at("tokens").to(device_);
     seq_ = tensors.contains("boundaries") ? packed(tokens, tensors.at("boundaries"))
-                                          : dense_sequences(tokens.size(0), tokens.size(1), at::kCPU);
-    ropes_ = rope_angles(make_rope_tables(config_.ropes, seq_.seq_len, at::kCPU), seq_);
-    const auto results = forward_backward(tokens.reshape({-1}), tensors.at("targets").reshape({-1}));
+                                          : dense_sequences(tokens.size(0), tokens.size(1), device_);
+    ropes_ = rope_angles(make_rope_tables(config_.ropes, seq_.seq_len, device_), seq_);
+    auto results = forward_backward(tokens.reshape({-1}), tensors.at("targets").to(device_).reshape({-1}));
+    for (auto& [name, tensor] : results) {
+      tensor = tensor.cpu();
+    }
     const absl::Status status = hf::write_safetensors(output, results);
     TORCH_CHECK(status.ok(), status.message());
   }
@@ -77,10 +85,10 @@ class Probe {
   }
 
  private:
-  static SequenceInfo packed(const at::Tensor& tokens, const at::Tensor& boundaries) {
+  SequenceInfo packed(const at::Tensor& tokens, const at::Tensor& boundaries) const {
     const auto* data = boundaries.const_data_ptr<int64_t>();
     return packed_sequences(
-        tokens.size(0), tokens.size(1), absl::MakeConstSpan(data, static_cast<size_t>(boundaries.numel())), at::kCPU);
+        tokens.size(0), tokens.size(1), absl::MakeConstSpan(data, static_cast<size_t>(boundaries.numel())), device_);
   }
 
   BlockContext context(size_t unit) {
@@ -91,10 +99,11 @@ class Probe {
     const size_t first = embedding_unit(layouts_);
     const size_t last = head_unit(layouts_);
     std::vector<BlockSaved> saved(layouts_.size());
-    const at::Tensor router_sums_R = at::zeros({router_sums(config_)}, at::kDouble);
+    const at::Tensor router_sums_R =
+        at::zeros({router_sums(config_)}, at::TensorOptions().dtype(at::kDouble).device(device_));
     if (router_count(config_) > 0) {
       balance_.emplace(
-          config_, router_sums_R, at::ones({tokens_N.numel()}, weights_[0].options()), tokens_N.numel(),
+          config_, router_sums_R, at::ones({tokens_N.numel()}, grads_[0].options()), tokens_N.numel(),
           config_.router_aux_loss);
     }
     at::Tensor x_NH =
@@ -111,7 +120,8 @@ class Probe {
     const at::Tensor norm_H = final_norm_weight(layouts_[last], weights_[last]);
     const at::Tensor lm_head_VH = lm_head_weight(layouts_[last], weights_[last]);
     const at::Tensor hidden_NH = final_norm_forward(config_, norm_H, x_NH, &norm_saved);
-    at::Tensor logits_NV = linear_forward(hidden_NH, lm_head_VH);
+    const at::ScalarType sums = grads_[last].scalar_type(); // logits and loss are not rounded to the compute dtype
+    at::Tensor logits_NV = linear_forward(hidden_NH, lm_head_VH).to(sums);
     at::Tensor slope_NV = at::ones_like(logits_NV); // of the softcap
     if (const double cap = config_.final_softcap; cap > 0) {
       const at::Tensor tanh_NV = at::tanh(logits_NV / cap);
@@ -132,6 +142,7 @@ class Probe {
     dlogits_NV.index_put_({rows, labels}, dlogits_NV.index({rows, labels}) - 1);
     dlogits_NV.mul_(valid_N.unsqueeze(1).to(dlogits_NV.scalar_type())).div_(count).mul_(slope_NV);
 
+    dlogits_NV = dlogits_NV.to(hidden_NH.scalar_type());
     at::Tensor lm_head_grad = lm_head_weight(layouts_[last], grads_[last]);
     linear_backward_weight(dlogits_NV, hidden_NH, lm_head_grad);
     at::Tensor norm_grad = final_norm_weight(layouts_[last], grads_[last]);
@@ -149,6 +160,9 @@ class Probe {
     std::map<std::string, at::Tensor> results{{"logits", logits_NV}, {"loss", loss}};
     for (size_t i = 0; i < layouts_.size(); ++i) {
       for (const FlatPiece& piece : flat_pieces(layouts_[i], 0, layouts_[i].numel)) {
+        if (!piece.param->trained) {
+          continue;
+        }
         results["grad." + piece.part->hf_name] =
             grads_[i].narrow(0, piece.flat_begin, piece.count).view(part_shape(*piece.param, *piece.part));
       }
@@ -157,6 +171,7 @@ class Probe {
   }
 
   std::string folder_;
+  at::Device device_;
   ModelConfig config_;
   std::vector<UnitLayout> layouts_;
   std::vector<at::Tensor> weights_;

@@ -3,7 +3,10 @@
 import torch
 from transformers import (
     Exaone4Config,
+    Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
+    Gemma4UnifiedTextConfig,
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
@@ -46,6 +49,17 @@ LONGROPE = dict(
     long_factor=[1.0, 2.0, 3.0, 5.0, 8.0, 9.0],
 )
 EXPERTS = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=40)
+GEMMA4 = SMALL | dict(
+    num_hidden_layers=4,
+    head_dim=16,
+    global_head_dim=32,
+    num_key_value_heads=2,
+    num_global_key_value_heads=1,
+    attention_k_eq_v=True,
+    sliding_window=9,
+    final_logit_softcapping=5.0,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+)
 FULL_ATTENTION = dict(sliding_window=None, layer_types=["full_attention"] * 3)
 
 
@@ -192,6 +206,56 @@ MODELS = {
                 layer_types=["sliding_attention", "full_attention", "full_attention"],
             )
         ),
+        torch.float32,
+        None,
+        False,
+    ),
+    "gemma2": (
+        Gemma2Config(
+            **small(
+                num_hidden_layers=4,
+                head_dim=24,
+                sliding_window=9,
+                query_pre_attn_scalar=20,
+                attn_logit_softcapping=1.5,
+                final_logit_softcapping=3.0,
+            )
+        ),
+        torch.bfloat16,
+        None,
+        False,
+    ),
+    "gemma4": (Gemma4TextConfig(**GEMMA4, hidden_size_per_layer_input=0), torch.bfloat16, "60KB", False),
+    "gemma4_untied": (
+        Gemma4TextConfig(
+            **GEMMA4
+            | dict(attention_k_eq_v=False, global_head_dim=16, tie_word_embeddings=False, final_logit_softcapping=None)
+            | dict(
+                rope_parameters=dict(
+                    full_attention=dict(rope_type="proportional", rope_theta=500.0, partial_rotary_factor=0.6),
+                    sliding_attention=dict(rope_type="default", rope_theta=100.0),
+                )
+            ),
+            hidden_size_per_layer_input=0,
+        ),
+        torch.float32,
+        None,
+        False,
+    ),
+    # Heads of 256 and 512, as the folders of the hub have them.
+    "gemma4_wide_heads": (
+        Gemma4TextConfig(
+            **GEMMA4
+            | dict(num_attention_heads=2, head_dim=256, global_head_dim=512, layer_types=GEMMA4["layer_types"][:2])
+            | dict(num_hidden_layers=2),
+            hidden_size_per_layer_input=0,
+        ),
+        torch.bfloat16,
+        None,
+        False,
+    ),
+    "gemma4_unified": (
+        Gemma4UnifiedTextConfig(**GEMMA4 | dict(layer_types=None, num_hidden_layers=7)),
         torch.float32,
         None,
         False,

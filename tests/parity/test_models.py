@@ -8,14 +8,19 @@ import json
 import os
 import subprocess
 import warnings
+import zlib
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_models import EXPERTS, LLAMA3_ROPE, MODELS, SMALL, small
+from small_models import EXPERTS, GEMMA4, LLAMA3_ROPE, MODELS, SMALL, small
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
     AutoModelForCausalLM,
+    Gemma4UnifiedTextConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -95,6 +100,12 @@ def unlisted_tensor(tensors):
     tensors["model.mtp.weight"] = torch.zeros(3)
 
 
+def rope_factor(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"]["full_attention"]["factor"] = 3.0
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 REMOVED = object()
 ROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=777.0))
 TIED = LlamaConfig(**small(tie_word_embeddings=True))
@@ -159,6 +170,7 @@ EDITED = {
         with_keys(num_experts=6, num_local_experts=REMOVED, mlp_only_layers=REMOVED),
     ),
     "no_experts": (Qwen3MoeConfig(**small(num_experts=0)), torch.float32, None, with_keys(mlp_only_layers=[0])),
+    "gemma4_rope_factor": (Gemma4UnifiedTextConfig(**GEMMA4), torch.float32, None, rope_factor),
     "head_dim_null": (LlamaConfig(**small()), torch.float32, None, with_keys(head_dim=None)),
     "tokens_null": (
         LlamaConfig(**small()),
@@ -219,6 +231,8 @@ PACKED = [  # run as packed documents as well
     "olmo3",
     "ministral3",
     "gemma3",
+    "gemma2",
+    "gemma4",
     "phi3_longrope",
     "smollm3_windows",
     "qwen3_moe",
@@ -228,9 +242,14 @@ PACKED = [  # run as packed documents as well
 def perturb(model):
     """Norms away from one and biases away from zero, so that mixing them up shows."""
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            if name.endswith("k_norm.weight") and model.config.model_type.startswith("gemma4"):
+                parameter.mul_(parameter.numel() ** -0.5)  # Gemma 4 leaves the scale of the scores to its norms
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):  # Gemma 4's, which is saved and not trained
+                buffer.add_(torch.randn_like(buffer) * 0.2)
 
 
 def use_old_spelling(folder):
@@ -297,7 +316,9 @@ def route_in_fp64(router, hidden_states):
 
 def reference_in_fp64(folder, tokens, targets):
     """The same in fp64 throughout: transformers' norms and its eager softmax compute in fp32 whatever the dtype is."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa").eval()
+    capped = getattr(AutoConfig.from_pretrained(folder), "attn_logit_softcapping", None) is not None
+    attention = "eager_in_fp64" if capped else "sdpa"  # which computes no softcap
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation=attention).eval()
     if hasattr(model.config, "num_experts"):
         model.set_experts_implementation("eager")  # the others have no fp64
     for module in model.modules():
@@ -306,11 +327,29 @@ def reference_in_fp64(folder, tokens, targets):
             module.forward = functools.partial(route_in_fp64, module)
         if name.endswith("RMSNorm"):
             eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
-            offset = 1.0 if name.startswith("Gemma") else 0.0
-            module.forward = lambda x, module=module, eps=eps, offset=offset: (
-                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (module.weight + offset)
+            offset = 1.0 if name.startswith(("Gemma2", "Gemma3")) else 0.0
+            weight = getattr(module, "weight", torch.ones(()))  # Gemma 4's norm of v has none
+            module.forward = lambda x, weight=weight, eps=eps, offset=offset: (
+                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (weight + offset)
             )
     return run(model, tokens, targets)
+
+
+def eager_in_fp64(module, query, key, value, attention_mask, scaling, softcap=None, **_):
+    """eager_attention_forward of modeling_gemma2, whose softmax is in fp32."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * scaling
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    return (torch.softmax(scores + attention_mask, -1) @ value).transpose(1, 2), None
+
+
+AttentionInterface.register("eager_in_fp64", eager_in_fp64)
+AttentionMaskInterface.register("eager_in_fp64", AttentionMaskInterface()["eager"])
+
+
+def seed_of(name):
+    """Of a model's weights and tokens, with which each of its experts has a visit."""
+    return zlib.crc32(f"{name} 1".encode())
 
 
 def tokens_and_targets(vocab_size, seed):
@@ -325,11 +364,11 @@ def tokens_and_targets(vocab_size, seed):
 def results(tmp_path_factory):
     """Every model made, run by transformers, and run by one model_probe process."""
     root = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
     torch.set_num_threads(2)
     jobs, expected = [], {}
-    for seed, (name, (config, dtype, shard_size, edit)) in enumerate((MODELS | EDITED).items()):
-        folder = root / name
+    for name, (config, dtype, shard_size, edit) in (MODELS | EDITED).items():
+        folder, seed = root / name, seed_of(name)
+        torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
         perturb(model)
         model.to(dtype).save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
@@ -356,7 +395,7 @@ def results(tmp_path_factory):
             jobs.append({"model": jobs[-1]["model"], "input": jobs[-1]["input"], "output": output, "dtype": "float64"})
     boundaries = [0, 5, 48, 49, 80, 96]
     for name in PACKED:
-        tokens, targets = tokens_and_targets(SMALL["vocab_size"], list(MODELS).index(name))
+        tokens, targets = tokens_and_targets(SMALL["vocab_size"], seed_of(name))
         packed_input = {"tokens": tokens, "targets": targets, "boundaries": torch.tensor(boundaries)}
         save_file(packed_input, root / f"{name}.packed.safetensors")
         jobs.append(

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from small_models import FULL_ATTENTION, small
+from small_models import FULL_ATTENTION, GEMMA4, small
 from test_models import PROBE, relative_error, tokens_and_targets
 
 import multimodal_models as multimodal
@@ -26,6 +26,7 @@ MINISTRAL_ROPE = dict(
     llama_4_scaling_beta=0.1,
 )
 GEMMA = small(num_hidden_layers=3, head_dim=32, sliding_window=8, query_pre_attn_scalar=20, pad_token_id=None)
+PADDED = dict(pad_token_id=0)  # which transformers needs in Gemma 4, and does not train where it is an input
 # name -> (configuration, dtype of the files, naming of the tensors, shard size, change of config.json)
 MODELS = {
     "llava": (multimodal.llava(LLAMA), torch.float32, "as published", None, None),
@@ -101,6 +102,22 @@ MODELS = {
         None,
         lambda config: as_published(config),
     ),
+    "gemma4": (
+        multimodal.gemma4(
+            transformers.Gemma4TextConfig(**GEMMA4 | PADDED, hidden_size_per_layer_input=0, tie_word_embeddings=True)
+        ),
+        torch.bfloat16,
+        "as published",
+        "60KB",
+        lambda config: published_heads(config),
+    ),
+    "gemma4_unified": (
+        multimodal.gemma4_unified(transformers.Gemma4UnifiedTextConfig(**GEMMA4 | PADDED, tie_word_embeddings=True)),
+        torch.float32,
+        "as published",
+        None,
+        None,
+    ),
     "mistral3_tied_by_default": (
         multimodal.mistral3(MISTRAL),
         torch.float32,
@@ -146,6 +163,14 @@ def old_keys(config):
     config["torch_dtype"] = config.pop("dtype")
 
 
+def published_heads(config):
+    """config.json with the keys of Gemma 4's folders in the place of those that transformers writes."""
+    text = config["text_config"]
+    (heads,) = {json.dumps(entry) for entry in text.pop("per_layer_config").values()}
+    text["global_head_dim"] = json.loads(heads)["head_dim"]
+    text["num_global_key_value_heads"] = json.loads(heads)["num_key_value_heads"]
+
+
 def as_published(config):
     """config.json with as few keys as those of the first folders of Gemma 3 have."""
     text = config["text_config"]
@@ -170,7 +195,7 @@ def results(tmp_path_factory):
             edit(fields)
             (folder / "config.json").write_text(json.dumps(fields, indent=2))
         tokens, targets = tokens_and_targets(config.text_config.vocab_size, seed)
-        tokens[tokens == multimodal.IMAGE_TOKEN] = 0
+        tokens[(tokens == multimodal.IMAGE_TOKEN) | (tokens == 0)] = 1
         save_file({"tokens": tokens, "targets": targets}, root / f"{name}.in.safetensors")
         model, _ = multimodal.load(folder)
         logits = model(tokens).logits
@@ -245,7 +270,21 @@ def test_the_saved_config_changes_nothing_but_a_tie_that_the_tensors_decided(res
     assert after == before
 
 
-@pytest.mark.parametrize("text", ["llama", "mistral", "qwen2", "qwen3", "exaone4", "olmo2", "gemma3_text", "phi3"])
+TEXTS = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "exaone4",
+    "olmo2",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_unified_text",
+    "phi3",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_defaults_of_absent_keys_are_those_of_transformers_classes(tmp_path, text):
     """`distill inspect` of a folder whose text_config has nothing but its model_type."""
     expected = transformers.AutoConfig.for_model(text)

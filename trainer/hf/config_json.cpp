@@ -34,7 +34,19 @@ class ConfigReader : private KeyReader {
     if (family_.describe != nullptr) {
       family_.describe(*this, config_, kind_);
     }
-    config_.ropes = read_ropes(*this, family_.rope, config_.max_position_embeddings, kind_.attention.head_dim);
+    read_windows();
+    full_kind_ = kind_;
+    if (family_.describe_full != nullptr) {
+      std::vector<int64_t> full;
+      for (int64_t layer = 0; layer < num_layers_; ++layer) {
+        if (!slides_[static_cast<size_t>(layer)]) {
+          full.push_back(layer);
+        }
+      }
+      family_.describe_full(*this, full, full_kind_);
+    }
+    config_.ropes = read_ropes(
+        *this, family_.rope, config_.max_position_embeddings, kind_.attention.head_dim, full_kind_.attention.head_dim);
     check_size();
     read_layers();
     refuse_other_keys(*this, ignored_);
@@ -95,11 +107,13 @@ class ConfigReader : private KeyReader {
 
   // Of a model all of whose layers have experts, if one has.
   void check_size() {
-    const models::AttentionSpec& attention = kind_.attention;
+    const auto attention_rows = [](const models::AttentionSpec& attention) { // of q, k, v, o
+      return 2.0 * static_cast<double>(attention.heads + attention.kv_heads) * static_cast<double>(attention.head_dim);
+    };
     const std::optional<models::ExpertsSpec>& experts = kind_.mlp.experts;
     const double block = static_cast<double>(config_.hidden_size) *
         (3.0 * static_cast<double>(kind_.mlp.ffn) * static_cast<double>(experts ? experts->count : 1) +
-         2.0 * static_cast<double>(attention.heads + attention.kv_heads) * static_cast<double>(attention.head_dim));
+         std::max(attention_rows(kind_.attention), attention_rows(full_kind_.attention)));
     const double total = block * static_cast<double>(num_layers_) +
         2.0 * static_cast<double>(config_.vocab_size) * static_cast<double>(config_.hidden_size);
     if (total > kMaxParameters) {
@@ -153,19 +167,24 @@ class ConfigReader : private KeyReader {
     has_dtype_ = true;
   }
 
-  // The kind of each layer: layers differ in whether they have a window, in their rope, and in whether they have
-  // experts.
-  void read_layers() {
+  // Which layers have a window, and which one.
+  void read_windows() {
     const std::optional<int64_t> window = optional_integer("sliding_window", 1, int64_t{1} << 31);
     const bool switched = family_.windows == WindowLayers::kLater || family_.windows == WindowLayers::kSwitched ||
         family_.windows == WindowLayers::kListed;
     const bool is_on = !switched || boolean("use_sliding_window", false);
     const bool has_window = window && is_on && family_.windows != WindowLayers::kNone;
-    if (family_.windows == WindowLayers::kPattern) {
+    if (has_pattern()) {
       take("sliding_window_pattern"); // which layer_types overrules
     }
     const std::optional<std::vector<bool>> listed = listed_windows();
     std::vector<bool> slides = listed ? *listed : default_windows(has_window);
+    if (family_.windows == WindowLayers::kPatternThenFull && !slides.empty() && slides.back()) {
+      slides.back() = false;
+      if (listed) {
+        note("layer_types: the last layer has no window, as by transformers; found sliding_attention");
+      }
+    }
     const bool any = std::find(slides.begin(), slides.end(), true) != slides.end();
     if (listed && any && !has_window) {
       complain(
@@ -191,16 +210,27 @@ class ConfigReader : private KeyReader {
           ")");
     }
     slides.resize(static_cast<size_t>(num_layers_)); // of another size after a complaint
+    slides_ = std::move(slides);
+    window_ = has_window ? window : std::nullopt;
+  }
+
+  bool has_pattern() const {
+    return family_.windows == WindowLayers::kPattern || family_.windows == WindowLayers::kPatternThenFull;
+  }
+
+  // The kind of each layer: layers differ in whether they have a window, in their rope, and in whether they have
+  // experts.
+  void read_layers() {
     const bool all_rotate = family_.rotates == nullptr;
     const std::vector<bool> rotates =
-        all_rotate ? std::vector<bool>(slides.size(), true) : family_.rotates(*this, has_window, slides);
-    const std::vector<bool> has_experts = family_.has_experts == nullptr ? std::vector<bool>(slides.size(), true)
+        all_rotate ? std::vector<bool>(slides_.size(), true) : family_.rotates(*this, window_.has_value(), slides_);
+    const std::vector<bool> has_experts = family_.has_experts == nullptr ? std::vector<bool>(slides_.size(), true)
                                                                          : family_.has_experts(*this, num_layers_);
-    std::vector<models::LayerKind> each(slides.size(), kind_);
-    for (size_t layer = 0; layer < each.size(); ++layer) {
-      models::LayerKind& kind = each[layer];
-      kind.attention.window = slides[layer] && has_window ? window : std::nullopt;
-      kind.attention.rope = family_.rope.by_layer_type && slides[layer] ? 1 : 0;
+    std::vector<models::LayerKind> each;
+    for (size_t layer = 0; layer < slides_.size(); ++layer) {
+      models::LayerKind& kind = each.emplace_back(slides_[layer] ? kind_ : full_kind_);
+      kind.attention.window = slides_[layer] ? window_ : std::nullopt;
+      kind.attention.rope = family_.rope.by_layer_type && slides_[layer] ? 1 : 0;
       if (!rotates[layer]) {
         kind.attention.rope.reset();
       }
@@ -231,7 +261,7 @@ class ConfigReader : private KeyReader {
       for (int64_t layer = later_windows(); layer < num_layers_; ++layer) {
         slides[static_cast<size_t>(layer)] = true;
       }
-    } else if (family_.windows == WindowLayers::kPattern) {
+    } else if (has_pattern()) {
       const int64_t pattern = optional_integer("sliding_window_pattern", 1, kMaxLayers).value_or(1);
       for (int64_t layer = 0; layer < num_layers_; ++layer) {
         slides[static_cast<size_t>(layer)] = (layer + 1) % pattern != 0;
@@ -265,6 +295,9 @@ class ConfigReader : private KeyReader {
   models::ModelConfig config_;
   int64_t num_layers_ = 1;
   models::LayerKind kind_; // of all layers, but for windows, ropes and experts
+  models::LayerKind full_kind_; // the same of layers without a window
+  std::vector<bool> slides_; // which layers have the window
+  std::optional<int64_t> window_; // nullopt: none has one
   int64_t dense_ffn_ = 1; // of layers without experts
   Family family_{}; // llama's mathematics where the file names none that is supported
   bool has_dtype_ = false;

@@ -27,6 +27,9 @@ void append_rope(std::string& text, const models::RopeSpec& rope) {
         &text, ", llama3 scaling (factor %g, low %g, high %g, original context %d)", rope.llama3->factor,
         rope.llama3->low_freq_factor, rope.llama3->high_freq_factor, rope.llama3->original_max_position_embeddings);
   }
+  if (rope.turning_pairs) {
+    absl::StrAppendFormat(&text, ", the first %d of %d pairs of a head turn", *rope.turning_pairs, rope.dim / 2);
+  }
   if (rope.linear_factor != 1.0) {
     absl::StrAppendFormat(&text, ", linear scaling (factor %g)", rope.linear_factor);
   }
@@ -54,8 +57,11 @@ void append_architecture(std::string& text, const models::ModelConfig& config) {
   for (int64_t kind = 0; kind < static_cast<int64_t>(config.kinds.size()); ++kind) {
     const models::AttentionSpec& attention = config.kinds[static_cast<size_t>(kind)].attention;
     absl::StrAppendFormat(
-        &text, "  %d heads of %d, %d key/value heads%s%s", attention.heads, attention.head_dim, attention.kv_heads,
-        attention.qkv_bias ? ", qkv bias" : "", attention.qk_norm ? ", q and k norms" : "");
+        &text, "  %d heads of %d, %d key/value heads%s%s%s%s", attention.heads, attention.head_dim, attention.kv_heads,
+        attention.qkv_bias ? ", qkv bias" : "",
+        attention.qk_norm ? (attention.v_norm ? ", q, k and v norms" : ", q and k norms") : "",
+        attention.keys_are_values ? ", keys are values" : "",
+        attention.softcap > 0 ? absl::StrFormat(", scores capped at %g", attention.softcap) : "");
     if (attention.window) {
       absl::StrAppendFormat(&text, ", window of %d tokens", *attention.window);
     }

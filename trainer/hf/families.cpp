@@ -4,8 +4,9 @@
 #include <absl/strings/str_join.h>
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
+
+#include "trainer/hf/gemma.h"
 
 namespace distill::hf {
 namespace {
@@ -22,29 +23,6 @@ LayerKind& norms_after(LayerKind& kind) {
 
 void describe_olmo(KeyReader&, ModelConfig&, LayerKind& kind) {
   norms_after(kind).attention.qk_norm = {.whole = true};
-}
-
-void describe_gemma3(KeyReader& keys, ModelConfig& model, LayerKind& kind) {
-  kind.attention_norms = {.before = NormSpec{"input_layernorm", 1}, .after = NormSpec{"post_attention_layernorm", 1}};
-  kind.mlp_norms = {
-      .before = NormSpec{"pre_feedforward_layernorm", 1}, .after = NormSpec{"post_feedforward_layernorm", 1}};
-  model.final_norm_offset = 1;
-  model.embedding_scale = std::sqrt(static_cast<double>(model.hidden_size));
-  kind.attention.qk_norm = {.offset = 1};
-  kind.mlp.activation = models::Activation::kGeGlu;
-  const KeyReader::Json* activation = keys.take("hidden_activation");
-  if (activation != nullptr && *activation != "gelu_pytorch_tanh") {
-    keys.complain("hidden_activation: \"gelu_pytorch_tanh\" is expected, found ", KeyReader::text(*activation));
-  }
-  if (const KeyReader::Json* scalar = keys.take("query_pre_attn_scalar")) {
-    kind.attention.scale = 1 / std::sqrt(keys.number("query_pre_attn_scalar", *scalar, 0.0, 1e9, 1.0));
-  }
-  if (const KeyReader::Json* cap = keys.take("final_logit_softcapping")) {
-    model.final_softcap = keys.number("final_logit_softcapping", *cap, 0.0, 1e10, 1.0);
-  }
-  if (keys.boolean("use_bidirectional_attention", false)) {
-    keys.complain("use_bidirectional_attention: false is expected, found true");
-  }
 }
 
 // SmolLM3's layers with RoPE: those with a 1 in no_rope_layers or, without that list, all but each
@@ -208,6 +186,42 @@ constexpr Family kFamilies[] = {
      .describe = describe_gemma3,
      .windows = WindowLayers::kPattern,
      .rope = {.theta = 1e6, .by_layer_type = true, .sliding_theta = 1e4, .sliding_theta_key = "rope_local_base_freq"}},
+    {.model_type = "gemma2",
+     .architecture = "Gemma2ForCausalLM",
+     .defaults = R"({"vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+       "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
+       "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+       "sliding_window_pattern": 2, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0})",
+     .part_defaults = R"({"eos_token_id": 1})",
+     .describe = describe_gemma2,
+     .windows = WindowLayers::kPattern},
+    {.model_type = "gemma4_text",
+     .architecture = "Gemma4ForCausalLM",
+     .defaults = R"({"vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+       "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
+       "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "sliding_window": 512, "sliding_window_pattern": 6,
+       "hidden_size_per_layer_input": 256,
+       "rope_parameters": {
+         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}})",
+     .part_defaults = R"({"eos_token_id": 1})",
+     .describe = describe_gemma4,
+     .describe_full = describe_gemma4_full,
+     .windows = WindowLayers::kPatternThenFull,
+     .rope = {.theta = 1e6, .by_layer_type = true, .sliding_theta = 1e4, .proportional = true}},
+    {.model_type = "gemma4_unified_text",
+     .architecture = "Gemma4UnifiedForCausalLM",
+     .defaults = R"({"vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+       "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 262144,
+       "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "sliding_window": 1024, "sliding_window_pattern": 6,
+       "rope_parameters": {
+         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}})",
+     .part_defaults = R"({"eos_token_id": 1})",
+     .describe = describe_gemma4,
+     .describe_full = describe_gemma4_full,
+     .windows = WindowLayers::kPatternThenFull,
+     .rope = {.theta = 1e6, .by_layer_type = true, .sliding_theta = 1e4, .proportional = true}},
     {.model_type = "smollm3",
      .architecture = "SmolLM3ForCausalLM",
      .defaults = R"({"num_key_value_heads": 4, "tie_word_embeddings": true, "no_rope_layer_interval": 4})",

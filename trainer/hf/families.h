@@ -19,6 +19,7 @@ enum class WindowLayers {
   kLater, // with use_sliding_window: true, those from max_window_layers on
   kSwitched, // with use_sliding_window: true, all layers
   kPattern, // all but each sliding_window_pattern-th
+  kPatternThenFull, // the same, and never the last one, whatever layer_types has
   kListed, // with use_sliding_window: true, none: layer_types must list them
 };
 
@@ -31,6 +32,7 @@ struct FamilyRope {
   double sliding_theta = 10000; // of the layers with a window, where config.json has none
   const char* sliding_theta_key = nullptr; // its key beside rope_theta in older files
   bool partial = false; // partial_rotary_factor is computed
+  bool proportional = false; // the type proportional is computed
   bool all_long = false; // the types su and yarn mean longrope
   bool scaled_queries = false; // llama_4_scaling_beta is required
 };
@@ -46,6 +48,8 @@ struct Family {
   const char* part_defaults = "{}";
   // Sets what differs from Llama, after the sizes were read; null: nothing does.
   void (*describe)(KeyReader&, models::ModelConfig&, models::LayerKind&) = nullptr;
+  // Sets what differs from that in layers without a window, of which there are so many; null: nothing does.
+  void (*describe_full)(KeyReader&, const std::vector<int64_t>& layers, models::LayerKind&) = nullptr;
   WindowLayers windows = WindowLayers::kNone;
   // Returns which layers have RoPE; null: all. `slides`: which layers have a window.
   std::vector<bool> (*rotates)(KeyReader&, bool has_window, const std::vector<bool>& slides) = nullptr;

@@ -7,8 +7,8 @@ using Json = KeyReader::Json;
 
 class RopeReader {
  public:
-  RopeReader(KeyReader& keys, const FamilyRope& family, int64_t context, int64_t head_dim)
-      : keys_(keys), family_(family), context_(context), head_dim_(head_dim) {}
+  RopeReader(KeyReader& keys, const FamilyRope& family, int64_t context, int64_t head_dim, int64_t full_head_dim)
+      : keys_(keys), family_(family), context_(context), head_dim_(head_dim), full_head_dim_(full_head_dim) {}
 
   std::vector<models::RopeSpec> read() {
     theta_ = keys_.take("rope_theta");
@@ -42,7 +42,8 @@ class RopeReader {
     }
     const std::string name = scaling ? "rope_scaling" : "rope_parameters";
     const Json* rope = scaling ? scaling : parameters;
-    models::RopeSpec spec = read_object(name, rope ? *rope : Json::object(), theta_, "rope_theta", family_.theta);
+    models::RopeSpec spec =
+        read_object(name, rope ? *rope : Json::object(), head_dim_, theta_, "rope_theta", family_.theta);
     if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
       keys_.note(
           "rope_scaling ", KeyReader::text(*scaling), " is used in the place of rope_parameters ",
@@ -77,9 +78,9 @@ class RopeReader {
     const char* sliding_key = family_.sliding_theta_key;
     const Json* sliding_theta = sliding_key ? keys_.take(sliding_key) : nullptr;
     std::vector<models::RopeSpec> ropes{
-        read_object("rope_parameters.full_attention", full, theta_, "rope_theta", family_.theta),
+        read_object("rope_parameters.full_attention", full, full_head_dim_, theta_, "rope_theta", family_.theta),
         read_object(
-            "rope_parameters.sliding_attention", sliding, sliding_theta, sliding_key ? sliding_key : "",
+            "rope_parameters.sliding_attention", sliding, head_dim_, sliding_theta, sliding_key ? sliding_key : "",
             family_.sliding_theta)};
     if (theta_ != nullptr && sliding_key == nullptr && !sliding.contains("rope_theta") &&
         ropes[0].theta != ropes[1].theta) {
@@ -99,9 +100,9 @@ class RopeReader {
 
   // `theta`, of the key `theta_key`: where the object has none; null: `default_theta`.
   models::RopeSpec read_object(
-      const std::string& name, const Json& rope, const Json* theta, const std::string& theta_key,
+      const std::string& name, const Json& rope, int64_t head_dim, const Json* theta, const std::string& theta_key,
       double default_theta) {
-    models::RopeSpec spec{.theta = default_theta, .dim = head_dim_};
+    models::RopeSpec spec{.theta = default_theta, .dim = head_dim};
     if (theta != nullptr) {
       spec.theta = keys_.number(theta_key, *theta, 0.0, 1e12, 1e4);
     }
@@ -114,13 +115,19 @@ class RopeReader {
     if (const Json* inner = keys_.take(rope, "rope_theta")) {
       spec.theta = keys_.number(name + ".rope_theta", *inner, 0.0, 1e12, 1e4);
     }
-    read_partial(name, rope, spec);
     std::string type = type_value ? type_value->get<std::string>() : "default";
     if (family_.all_long && (type == "su" || type == "yarn")) {
       type = "longrope";
     }
     absl::flat_hash_set<std::string> allowed{"rope_type", "type", "rope_theta", "partial_rotary_factor"};
-    if (type == "llama3") {
+    const bool is_proportional = family_.proportional && type == "proportional";
+    if (!is_proportional) {
+      read_partial(name, rope, spec);
+    }
+    if (is_proportional) {
+      read_proportional(name, rope, spec);
+      allowed.insert({"factor"});
+    } else if (type == "llama3") {
       read_llama3(name, rope, spec);
       allowed.insert({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"});
     } else if (type == "linear") {
@@ -136,7 +143,8 @@ class RopeReader {
       allowed.insert({"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"});
     } else if (type != "default") {
       keys_.complain(
-          name, ".rope_type: \"", type, "\" is not supported; default, linear, llama3, yarn or longrope is expected");
+          name, ".rope_type: \"", type, "\" is not supported; default, linear, llama3, yarn",
+          family_.proportional ? ", proportional" : "", " or longrope is expected");
       return spec;
     }
     if (family_.scaled_queries) {
@@ -168,11 +176,23 @@ class RopeReader {
     }
     const double share =
         keys_.number(inner ? name + ".partial_rotary_factor" : "partial_rotary_factor", *partial, 0.0, 1.0, 1.0);
-    spec.dim = static_cast<int64_t>(static_cast<double>(head_dim_) * share);
+    const int64_t head_dim = spec.dim;
+    spec.dim = static_cast<int64_t>(static_cast<double>(head_dim) * share);
     if (spec.dim % 2 != 0 || spec.dim == 0) {
       keys_.complain(
-          "partial_rotary_factor: an even number of elements of each head of ", head_dim_, " is expected, found ",
+          "partial_rotary_factor: an even number of elements of each head of ", head_dim, " is expected, found ",
           spec.dim, " (", KeyReader::text(*partial), ")");
+    }
+  }
+
+  // rope_type proportional of transformers' modeling_rope_utils: pairs are those of the whole head, by whose size
+  // frequencies are computed, and the first ones turn.
+  void read_proportional(const std::string& name, const Json& rope, models::RopeSpec& spec) {
+    const Json* partial = keys_.take(rope, "partial_rotary_factor");
+    const double share = partial ? keys_.number(name + ".partial_rotary_factor", *partial, 0.0, 1.0, 1.0) : 1.0;
+    spec.turning_pairs = static_cast<int64_t>(share * static_cast<double>(spec.dim) / 2);
+    if (const Json* factor = keys_.take(rope, "factor")) {
+      spec.linear_factor = keys_.number(name + ".factor", *factor, 0.0, 1e6, 1.0);
     }
   }
 
@@ -286,6 +306,7 @@ class RopeReader {
   const FamilyRope& family_;
   int64_t context_; // max_position_embeddings
   int64_t head_dim_;
+  int64_t full_head_dim_;
   const Json* theta_ = nullptr; // keys of config.json itself; null: absent
   const Json* outer_context_ = nullptr;
   const Json* outer_partial_ = nullptr;
@@ -293,8 +314,9 @@ class RopeReader {
 
 } // namespace
 
-std::vector<models::RopeSpec> read_ropes(KeyReader& keys, const FamilyRope& family, int64_t context, int64_t head_dim) {
-  return RopeReader(keys, family, context, head_dim).read();
+std::vector<models::RopeSpec> read_ropes(
+    KeyReader& keys, const FamilyRope& family, int64_t context, int64_t head_dim, int64_t full_head_dim) {
+  return RopeReader(keys, family, context, head_dim, full_head_dim).read();
 }
 
 } // namespace distill::hf

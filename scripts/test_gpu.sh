@@ -9,4 +9,4 @@ check_arguments "" 0 1 "$@"
 cd "$(dirname "$0")/.."
 .venv/bin/ctest --test-dir "build/${1:-release}" -L gpu --output-on-failure --no-tests=error -j 1
 DISTILL_TEST_DEVICE=cuda DISTILL_BUILD="$PWD/build/${1:-release}" \
-  .venv/bin/python -m pytest tests/training tests/packages -q -rs -p no:cacheprovider
+  .venv/bin/python -m pytest tests/training tests/packages tests/parity/test_bf16.py -q -rs -p no:cacheprovider

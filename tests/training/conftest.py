@@ -26,7 +26,7 @@ def models(tmp_path_factory):
 
     class Models(dict):
         def __missing__(self, family):
-            tied = family in ("qwen3", "gemma3")
+            tied = family in ("qwen3", "gemma3", "gemma4")
             student = tiny.make_model(folder / f"{family}-student", family, seed=1, tied=tied)
             teacher = tiny.make_model(
                 folder / f"{family}-teacher", family, seed=2, tied=tied, vocab=tiny.TEACHER_VOCAB, hidden=64, layers=3

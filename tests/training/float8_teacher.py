@@ -3,6 +3,7 @@
 import torch
 import transformers
 
+import reference_training
 import tiny
 
 FLOAT8 = {"dtype": "float8"}
@@ -43,13 +44,15 @@ NAMES = {
 
 def reference_teacher(folder, products=tuple(NAMES), blocks=None):
     """transformers' model with these products of these blocks (None: all) in float8."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, **reference_training.attention_of(folder)
+    ).eval()
     for index, layer in enumerate(model.model.layers):
         if blocks is not None and index not in blocks:
             continue
         for name in (name for product in products for name in NAMES[product]):
             for owner in (layer.self_attn, layer.mlp):
-                if hasattr(owner, name):  # a family has them fused, or one by one
+                if getattr(owner, name, None) is not None:  # a family has them fused, or one by one
                     setattr(owner, name, Float8Linear(getattr(owner, name)))
     return model
 

@@ -124,10 +124,16 @@ def make_optimizer(model, options):
     return torch.optim.AdamW(groups, lr=options["lr"], betas=betas, eps=options.get("eps", 1e-8))
 
 
+def attention_of(folder):
+    """The option with which transformers computes attention whose scores are capped; its default leaves the cap out."""
+    capped = json.loads((Path(folder) / "config.json").read_text()).get("attn_logit_softcapping") is not None
+    return {"attn_implementation": "eager"} if capped else {}
+
+
 def load(folder):
     is_multimodal = "text_config" in json.loads((Path(folder) / "config.json").read_text())
     kind = AutoModelForImageTextToText if is_multimodal else AutoModelForCausalLM
-    return kind.from_pretrained(folder, dtype=torch.float32)
+    return kind.from_pretrained(folder, dtype=torch.float32, **attention_of(folder))
 
 
 def train(config):

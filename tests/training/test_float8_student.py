@@ -78,7 +78,7 @@ def float8_student(folder, **options):
             part = None
             for name in names:
                 owner = layer.self_attn if hasattr(layer.self_attn, name) else layer.mlp
-                if not hasattr(owner, name):  # a name of families that have the parts in one
+                if getattr(owner, name, None) is None:  # a name of families that have the parts in one, or no v_proj
                     continue
                 part = PartOfProduct(getattr(owner, name), part)
                 setattr(owner, name, part)
@@ -88,8 +88,11 @@ def float8_student(folder, **options):
 reference_student = transformers.AutoModelForCausalLM.from_pretrained
 
 
-def test_losses_and_gradients_are_those_of_pytorch_with_the_same_rounding(tmp_path, models, ragged_shard, monkeypatch):
-    student, teacher = models["llama"]
+@pytest.mark.parametrize("family", [family for family in tiny.FAMILIES if family not in ("exaone4", "qwen3_moe")])
+def test_losses_and_gradients_are_those_of_pytorch_with_the_same_rounding(
+    tmp_path, models, ragged_shard, monkeypatch, family
+):
+    student, teacher = models[family]
     # Updates that change next to nothing: AdamW divides small gradients by themselves, and would turn a value on the
     # edge between two e4m3 numbers, which may fall either way, into another model.
     still = {"train": {"steps": 6}, "optimizer": {"lr": 1e-9}}

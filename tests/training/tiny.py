@@ -130,6 +130,21 @@ FAMILIES = {
             | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0}}}
         ),
     ),
+    "gemma2": (
+        transformers.Gemma2Config,
+        lambda layers, hidden: (
+            half_windows(layers)
+            | {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+        ),
+    ),
+    "gemma4": (
+        transformers.Gemma4TextConfig,
+        lambda layers, hidden: (
+            half_windows(layers)
+            | {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+            | {"final_logit_softcapping": 3.0, "hidden_size_per_layer_input": 0}
+        ),
+    ),
     "smollm3": (transformers.SmolLM3Config, lambda layers, hidden: {"no_rope_layers": [1, 0, 1][:layers]}),
     "phi3": (transformers.Phi3Config, phi3_keys),
     # Every other layer has experts.
@@ -170,9 +185,14 @@ def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim == 1:  # norms that do not all multiply by one
-                parameter.normal_(0.0 if family == "gemma3" else 1.0, 0.2)
+                parameter.normal_(0.0 if family in ("gemma2", "gemma3") else 1.0, 0.2)
+            if family == "gemma4" and name.endswith("k_norm.weight"):
+                parameter.mul_(parameter.numel() ** -0.5)  # Gemma 4 leaves the scale of the scores to its norms
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.2)
     model.save_pretrained(folder)
     return str(folder)
 

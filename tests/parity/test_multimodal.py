@@ -292,11 +292,12 @@ def test_defaults_of_absent_keys_are_those_of_transformers_classes(tmp_path, tex
     distill = PROBE.parents[2] / "apps/distill/distill"
     shown = subprocess.run([distill, "inspect", tmp_path], check=True, capture_output=True, text=True).stdout
     heads = expected.num_attention_heads
-    size = getattr(expected, "head_dim", None) or expected.hidden_size // heads
+    first = expected.per_layer_config[0] if text.startswith("gemma4") else expected  # of its layers
+    size = getattr(first, "head_dim", None) or expected.hidden_size // heads
     for part in (
         f"{text}, {expected.num_hidden_layers} layers, hidden {expected.hidden_size}, "
         f"ffn {expected.intermediate_size}, vocabulary {expected.vocab_size}",
-        f"{heads} heads of {size}, {expected.num_key_value_heads or heads} key/value heads",
+        f"{heads} heads of {size}, {first.num_key_value_heads or heads} key/value heads",
         f"context {expected.max_position_embeddings} tokens",
     ):
         assert part in shown, shown

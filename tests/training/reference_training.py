@@ -7,6 +7,7 @@ It reads the same config file and the same token shards (data.packing: concat, d
 """
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -34,6 +35,13 @@ def concat_rows(shard, seq_len):
     tokens = F.pad(stream[:-1], (0, rows * seq_len - count), value=0).view(rows, seq_len)
     targets = F.pad(labels[1:], (0, rows * seq_len - count), value=IGNORE).view(rows, seq_len)
     return tokens, targets
+
+
+def real_tokens(shard, seq_len):
+    """[rows, seq_len]: 1 for the tokens of concat_rows, 0 for padding."""
+    count = sum(len(document.tokens) for document in read_shard(shard)) - 1
+    rows = -(-count // seq_len)
+    return (torch.arange(rows * seq_len) < count).long().view(rows, seq_len)
 
 
 def document_row(document):
@@ -145,6 +153,7 @@ def train(config):
     micro, batch = options["micro_batch_size"], options["global_batch_size"]
     max_norm = config["optimizer"].get("max_grad_norm", 1.0)
     optimizer = make_optimizer(student, config["optimizer"])
+    real = real_tokens(data["train"][0]["path"], data["seq_len"])
     balance = []  # of a student with experts whose config.json asks for the routers' loss
     student.register_forward_hook(lambda model, inputs, outputs: balance.append(getattr(outputs, "aux_loss", None)))
     records = []
@@ -154,7 +163,10 @@ def train(config):
         means = {}
         optimizer.zero_grad()
         for part in rows.split(micro):
-            values = token_losses(student, teacher, tokens[part], targets[part], loss)
+            # The routers' loss leaves padding out, of which transformers knows by a mask.
+            has_routers = getattr(student.config, "output_router_logits", False)
+            reads = functools.partial(student, attention_mask=real[part]) if has_routers else student
+            values = token_losses(reads, teacher, tokens[part], targets[part], loss)
             total = values["loss"].sum() / valid
             if (aux_loss := balance.pop()) is not None:
                 aux_loss = aux_loss * micro / batch

@@ -3,7 +3,8 @@
 
 The script copies the embeddings, the final norm, the lm_head and the chosen decoder layers byte for byte, one tensor at
 a time, so that a folder of any size and dtype needs almost no memory. config.json gets the new number of layers, and of
-every list with one entry per layer, those that its class derives included, the chosen entries. The tokenizer, processor
+every list with one entry per layer, those that its class derives included, the chosen entries. What it says of layers
+by their numbers (which have experts, or heads of their own size) has the new numbers. The tokenizer, processor
 and generation files are copied too. Of a multimodal folder the layers of the text model are chosen, and the other parts
 are copied whole.
 
@@ -152,6 +153,17 @@ def derived_lists(folder, config):
     return {key: value for key in missing if isinstance(value := getattr(complete, key, None), list)}
 
 
+def check_last_layer(folder, fields, layers, flag):
+    """transformers gives the last layer of a Gemma 4 full attention, whatever config.json says."""
+    types = fields.get("layer_types") or []
+    if str(fields.get("model_type")).startswith("gemma4") and types and types[layers[-1]] != "full_attention":
+        full = [layer for layer, kind in enumerate(types) if kind == "full_attention"]
+        raise PruneError(
+            f"{flag}: expected a last layer with full attention, which {folder} needs (layers "
+            f"{', '.join(map(str, full))}), found layer {layers[-1]}"
+        )
+
+
 def prune_config(config, fields, layers):
     """config.json of the student. A list with one entry per layer (layer_types, ...) keeps the chosen entries.
     `fields`: the keys of the text model."""
@@ -160,6 +172,13 @@ def prune_config(config, fields, layers):
     for key, value in fields.items():
         if isinstance(value, list) and len(value) == count and key not in ("architectures", "eos_token_id"):
             pruned[key] = [value[layer] for layer in layers]
+    if isinstance(fields.get("per_layer_config"), dict):  # Gemma 4's heads, by the number of the layer
+        by_layer = {int(layer): value for layer, value in fields["per_layer_config"].items()}
+        pruned["per_layer_config"] = {str(i): by_layer[layer] for i, layer in enumerate(layers) if layer in by_layer}
+    if fields.get("num_experts") or fields.get("num_local_experts"):  # which layers have experts, by their numbers
+        step, dense = fields.get("decoder_sparse_step") or 1, fields.get("mlp_only_layers") or []
+        is_dense = [layer in dense or (layer + 1) % step != 0 for layer in layers]
+        pruned |= {"decoder_sparse_step": 1, "mlp_only_layers": [i for i, plain in enumerate(is_dense) if plain]}
     if isinstance(fields.get("max_window_layers"), int):  # Qwen2, Qwen3: the first layers, without a sliding window
         pruned["max_window_layers"] = sum(layer < fields["max_window_layers"] for layer in layers)
     return with_text_fields(config, pruned)
@@ -282,6 +301,12 @@ def prune(args):
     if not args.max_shard_gb > 0:
         raise PruneError(f"--max-shard-gb: expected a positive number, found {args.max_shard_gb:g}")
     layers = parse_layers(args.layers, args.every, count)
+    check_last_layer(
+        args.teacher,
+        fields | derived_lists(args.teacher, fields),
+        layers,
+        "--every" if args.layers is None else "--layers",
+    )
     config |= derived_lists(args.teacher, config)
     kept, beyond = prune_tensors(read_tensors(args.teacher), layers, count)
     check_output(args.out, args.teacher, args.force)

@@ -20,6 +20,28 @@ FAMILIES = {
     "gemma3": (transformers.Gemma3TextConfig, {"sliding_window": 8, "sliding_window_pattern": 3, "pad_token_id": None}),
     "smollm3": (transformers.SmolLM3Config, {"pad_token_id": None}),
     "phi3": (transformers.Phi3Config, {"pad_token_id": None, "sliding_window": 8}),
+    "olmo3": (transformers.Olmo3Config, {"pad_token_id": None, "sliding_window": 8}),
+    "exaone4": (transformers.Exaone4Config, {"sliding_window": 8, "sliding_window_pattern": 2}),
+    "ministral3": (transformers.Ministral3Config, {"pad_token_id": None}),
+    "gemma2": (transformers.Gemma2Config, {"pad_token_id": None, "sliding_window": 8}),
+    # Heads of the second half of the layers have another size.
+    "gemma4": (
+        transformers.Gemma4TextConfig,
+        {
+            "pad_token_id": None,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 3,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    # Experts in layers 1, 3 and 5.
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 2},
+    ),
 }
 
 
@@ -67,8 +89,14 @@ def logits(model):
         return model.float()(tokens).logits  # not every CPU that claims bf16 products has them
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("choice", [("--every", "3"), ("--layers", "0,2,5"), ("--layers", "4")])
+ONE, OTHERS = ("--layers", "0,2,5"), [("--every", "3"), ("--layers", "4")]
+
+
+@pytest.mark.parametrize(
+    "family, choice",
+    [(family, ONE) for family in FAMILIES]
+    + [(family, choice) for family in ("llama", "qwen2", "gemma3", "gemma4", "qwen3_moe") for choice in OTHERS],
+)
 def test_the_student_is_the_teacher_without_the_other_layers(tmp_path, teachers, script, family, choice):
     script("prune_layers.py", "--teacher", teachers[family], "--out", tmp_path / "student", *choice)
     layers = list(range(0, LAYERS, 3)) if choice[0] == "--every" else [int(layer) for layer in choice[1].split(",")]
@@ -85,6 +113,13 @@ def test_the_student_is_the_teacher_without_the_other_layers(tmp_path, teachers,
         assert student.config.layer_types == kinds
         teacher.config.layer_types = kinds
     assert torch.equal(logits(student), logits(teacher))
+
+
+def test_the_last_layer_of_gemma4_has_full_attention(tmp_path, teachers, script):
+    arguments = ("--teacher", teachers["gemma4"], "--out", tmp_path / "student")
+    message = script("prune_layers.py", *arguments, "--layers", "0,1", code=1)
+    assert "--layers: expected a last layer with full attention" in message and "layers 3, 4, 5" in message
+    assert not (tmp_path / "student").exists()
 
 
 @pytest.mark.parametrize("family, key", [("gemma3", "layer_types"), ("smollm3", "no_rope_layers")])

@@ -1,5 +1,7 @@
-"""scripts/prune_width.py against transformers: the student is the teacher with the other heads and neurons silenced."""
+"""scripts/prune_width.py against transformers: the student is the teacher with the other heads, neurons and experts
+silenced, and without the other layers."""
 
+import functools
 import json
 
 import pytest
@@ -20,6 +22,9 @@ FAMILIES = {
     "gemma3": (transformers.Gemma3TextConfig, {"sliding_window": 8, "layer_types": ["sliding_attention"] * LAYERS}),
     "phi3": (transformers.Phi3Config, {"sliding_window": 8}),
     "smollm3": (transformers.SmolLM3Config, {}),
+    "gemma2": (transformers.Gemma2Config, {"sliding_window": 8}),
+    "ministral3": (transformers.Ministral3Config, {}),
+    "exaone4": (transformers.Exaone4Config, {"sliding_window": 8, "sliding_window_pattern": 3}),
 }
 
 
@@ -79,7 +84,7 @@ def load(folder):
 
 def logits(model):
     with torch.no_grad():
-        return model(torch.arange(40).reshape(2, 20)).logits
+        return model(torch.arange(40).reshape(2, 20), use_cache=False).logits
 
 
 def silenced(teacher, kept):
@@ -165,6 +170,143 @@ def test_of_a_multimodal_teacher_the_text_is_pruned_and_the_other_parts_stay(tmp
             assert multimodal_models.same_bytes(values, after[name]), name
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """A teacher with experts in all layers but the first."""
+    torch.manual_seed(3)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=len(WORDS),
+        hidden_size=48,
+        intermediate_size=NEURONS,
+        moe_intermediate_size=24,
+        num_experts=6,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+        num_hidden_layers=4,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        initializer_range=0.3,
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    randomise(model)
+    folder = tmp_path_factory.mktemp("mixture") / "teacher"
+    model.save_pretrained(folder)
+    save_tokenizer(folder, WORDS)
+    return folder
+
+
+def without_experts(layer, kept):
+    """Makes the layer's router know the kept experts alone."""
+    router = layer.mlp.gate
+
+    def forward(hidden_states):
+        scores = torch.nn.functional.linear(hidden_states, router.weight)
+        dropped = sorted(set(range(router.weight.shape[0])) - set(kept))
+        scores[:, dropped] = -float("inf")
+        weights, chosen = scores.softmax(-1).topk(router.top_k, dim=-1)
+        return scores, weights / weights.sum(-1, keepdim=True), chosen
+
+    router.forward = forward
+
+
+def test_experts_are_kept_by_use(tmp_path, mixture, text, script):
+    student = tmp_path / "student"
+    arguments = ("--teacher", mixture, "--out", student, "--text", text, "--tokens", 400)
+    output = script("prune_width.py", *arguments, "--experts", 3, "--kv-heads", 2, "--intermediate", 20)
+    assert "3 of 6 experts" in output
+    kept = json.loads((student / "kept.json").read_text())
+    assert kept["experts"][0] is None and kept["neurons"][1] is None
+    assert all(len(experts) == 3 for experts in kept["experts"][1:])
+    expected = load(mixture)
+    used = [torch.zeros(6, dtype=torch.float64) for _ in range(4)]
+
+    def count(module, inputs, output, use):
+        use.index_add_(0, output[2].flatten(), output[1].flatten().double())
+
+    for layer, use in zip(expected.model.layers[1:], used[1:]):
+        layer.mlp.gate.register_forward_hook(functools.partial(count, use=use))
+    words = [json.loads(line)["text"].split() for line in text.read_text().splitlines()]
+    ids = torch.tensor([WORDS.index(word) for document in words for word in document][:400])
+    with torch.no_grad():
+        expected(ids[None])
+    assert kept["experts"][1:] == [use.topk(3).indices.sort().values.tolist() for use in used[1:]]
+    expected = load(mixture)
+    group = HEADS // KV_HEADS * HEAD_DIM
+    with torch.no_grad():
+        for index, layer in enumerate(expected.model.layers):
+            for head in set(range(KV_HEADS)) - set(kept["kv_heads"][index]):
+                layer.self_attn.o_proj.weight[:, head * group : (head + 1) * group] = 0
+            if index > 0:
+                without_experts(layer, kept["experts"][index])
+            else:
+                layer.mlp.down_proj.weight[:, sorted(set(range(NEURONS)) - set(kept["neurons"][0]))] = 0
+    torch.testing.assert_close(logits(load(student)), logits(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_layers_are_kept_by_their_influence(tmp_path, mixture, text, script):
+    """A layer that changes next to nothing is the one that goes; the others keep their kind of MLP."""
+    model = load(mixture)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.mul_(1e-3)
+        model.model.layers[1].mlp.experts.down_proj.mul_(1e-3)
+    model.save_pretrained(tmp_path / "teacher")
+    save_tokenizer(tmp_path / "teacher", WORDS)
+    arguments = ("--teacher", tmp_path / "teacher", "--out", tmp_path / "student", "--text", text)
+    assert "3 of 4 layers" in script("prune_width.py", *arguments, "--layers", 3)
+    assert json.loads((tmp_path / "student" / "kept.json").read_text())["layers"] == [0, 2, 3]
+    del model.model.layers[1]
+    model.config.num_hidden_layers = 3
+    torch.testing.assert_close(logits(load(tmp_path / "student")), logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory):
+    torch.manual_seed(4)
+    config = transformers.Gemma4TextConfig(
+        vocab_size=len(WORDS),
+        hidden_size=48,
+        intermediate_size=NEURONS,
+        num_hidden_layers=4,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        global_head_dim=2 * HEAD_DIM,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        initializer_range=0.3,
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    randomise(model)
+    folder = tmp_path_factory.mktemp("gemma4") / "teacher"
+    model.save_pretrained(folder)
+    save_tokenizer(folder, WORDS)
+    return folder
+
+
+def test_layers_with_heads_of_their_own_size_keep_them(tmp_path, gemma4, text, script):
+    arguments = ("--teacher", gemma4, "--text", text)
+    script("prune_width.py", *arguments, "--out", tmp_path / "narrow", "--intermediate", 20)
+    kept = json.loads((tmp_path / "narrow" / "kept.json").read_text())
+    expected = load(gemma4)
+    with torch.no_grad():
+        for layer, neurons in zip(expected.model.layers, kept["neurons"], strict=True):
+            layer.mlp.down_proj.weight[:, sorted(set(range(NEURONS)) - set(neurons))] = 0
+    torch.testing.assert_close(logits(load(tmp_path / "narrow")), logits(expected), rtol=1e-4, atol=1e-4)
+    message = script("prune_width.py", *arguments, "--out", tmp_path / "no", "--kv-heads", 2, code=1)
+    assert "--kv-heads: cannot be given" in message and "(1, 3)" in message
+
+
 def test_all_parts_give_the_teacher(tmp_path, teachers, text, script):
     arguments = ("--teacher", teachers["qwen3"], "--out", tmp_path / "student", "--text", text)
     script("prune_width.py", *arguments, "--kv-heads", KV_HEADS, "--intermediate", NEURONS)
@@ -193,6 +335,8 @@ def test_what_contributes_most_is_kept(tmp_path, teachers, text, script):
 
 
 BAD = {
+    "experts of a teacher without": (["--experts", 2, "--text", "TEXT"], "--experts: expected a teacher with experts"),
+    "too many layers": (["--layers", 9, "--text", "TEXT"], "--layers: expected a number from 1 to 3 (the teacher's)"),
     "too many heads": (
         ["--kv-heads", 4, "--intermediate", 8, "--text", "TEXT"],
         "--kv-heads: expected a number from 1 to 3 (the teacher's), found 4",

@@ -53,22 +53,57 @@ __device__ __forceinline__ Halves<T, V> load_halves(const T* head, int64_t at, i
   return {load_pack<T, V>(head + at), load_pack<T, V>(head + half + at)};
 }
 
-// A thread block has one token. threadIdx.x: packs of half a head; threadIdx.y: heads. A thread reads its angles once
-// for all heads.
+// The pair with the number `pair` of a head: elements `low` and `low + gap`. The rotated pairs come first; the elements
+// behind them are pairs of their two halves, which nothing rotates.
+struct Pair {
+  int64_t low;
+  int64_t gap;
+  bool turns;
+};
+
+__device__ __forceinline__ Pair pair_of(int64_t pair, int64_t rotary_dim, int64_t head_dim) {
+  const int64_t rotated = rotary_dim / 2;
+  return pair < rotated ? Pair{pair, rotated, true}
+                        : Pair{rotary_dim + pair - rotated, (head_dim - rotary_dim) / 2, false};
+}
+
+// The cosines or sines of V pairs; `still` for pairs that nothing rotates.
+template <int V>
+__device__ __forceinline__ Pack<float, V> angles_of(const float* table, int64_t at, bool turns, float still) {
+  Pack<float, V> angles;
+  if (turns) {
+    return load_pack<float, V>(table + at);
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    angles.set(i, still);
+  }
+  return angles;
+}
+
+// Tells whether launch_rope writes elements that it does not rotate: elsewhere, or scaled.
+__host__ __device__ __forceinline__ bool moves_rest(const RopeArgs& args) {
+  return args.q.in != args.q.out || args.query_scale != nullptr;
+}
+
+// A thread block has one token. threadIdx.x: packs of pairs of a head; threadIdx.y: heads. A thread reads its angles
+// once for all heads. What is not rotated is left out where it is in its place.
 template <typename T, int V>
 __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArgs args) {
   using acc_t = acc_type<T>;
   const int64_t token = blockIdx.x;
-  const int64_t half = args.rotary_dim / 2;
+  const int64_t rotated = args.rotary_dim / 2;
+  const int64_t pairs = moves_rest(args) ? args.head_dim / 2 : rotated;
   const int64_t heads = args.q.heads + args.k.heads;
   const acc_t direction = args.inverse ? acc_t(-1) : acc_t(1);
-  for (int64_t at = threadIdx.x * V; at < half; at += static_cast<int64_t>(blockDim.x) * V) {
-    const Pack<float, V> cos = load_pack<float, V>(args.cos + token * half + at);
-    const Pack<float, V> sin = load_pack<float, V>(args.sin + token * half + at);
+  for (int64_t first = threadIdx.x * V; first < pairs; first += static_cast<int64_t>(blockDim.x) * V) {
+    const Pair pair = pair_of(first, args.rotary_dim, args.head_dim);
+    const Pack<float, V> cos = angles_of<V>(args.cos + token * rotated, first, pair.turns, 1.0F);
+    const Pack<float, V> sin = angles_of<V>(args.sin + token * rotated, first, pair.turns, 0.0F);
     for (int64_t h = threadIdx.y; h < heads; h += blockDim.y) {
       const Head<T> head = head_of<T>(args, token, h);
       const acc_t scale = scale_of<T>(args, token, h);
-      Halves<T, V> x = load_halves<T, V>(head.in, at, half);
+      Halves<T, V> x = load_halves<T, V>(head.in, pair.low, pair.gap);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const acc_t c = cos[i];
@@ -78,24 +113,8 @@ __global__ __launch_bounds__(kThreads) void rope(const __grid_constant__ RopeArg
         x.low.set(i, (a * c - b * s) * scale);
         x.high.set(i, (b * c + a * s) * scale);
       }
-      store_pack(head.out + at, x.low);
-      store_pack(head.out + half + at, x.high);
-    }
-  }
-  // The rest of a head is copied, unless it is in its place.
-  if (args.q.in == args.q.out && args.query_scale == nullptr) {
-    return;
-  }
-  for (int64_t at = args.rotary_dim + threadIdx.x * V; at < args.head_dim; at += static_cast<int64_t>(blockDim.x) * V) {
-    for (int64_t h = threadIdx.y; h < heads; h += blockDim.y) {
-      const Head<T> head = head_of<T>(args, token, h);
-      const acc_t scale = scale_of<T>(args, token, h);
-      Pack<T, V> x = load_pack<T, V>(head.in + at);
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        x.set(i, x[i] * scale);
-      }
-      store_pack(head.out + at, x);
+      store_pack(head.out + pair.low, x.low);
+      store_pack(head.out + pair.low + pair.gap, x.high);
     }
   }
 }
@@ -130,12 +149,12 @@ __global__ __launch_bounds__(kThreads) void norm_rope(const __grid_constant__ Ro
       *head.rstd = rstd;
     }
     const acc_t scale = scale_of<T>(args, token, h);
-    const int64_t rotated_end = h < heads ? rotated : 0;
-    for (int64_t at = threadIdx.x * V; at < rotated_end; at += step) {
-      const Pack<float, V> cos = load_pack<float, V>(args.cos + token * rotated + at);
-      const Pack<float, V> sin = load_pack<float, V>(args.sin + token * rotated + at);
-      const Halves<T, V> weight = load_halves<T, V>(head.norm_weight, at, rotated);
-      Halves<T, V> x = load_halves<T, V>(head.in, at, rotated);
+    for (int64_t first = threadIdx.x * V; first < end; first += step) {
+      const Pair pair = pair_of(first, args.rotary_dim, args.head_dim);
+      const Pack<float, V> cos = angles_of<V>(args.cos + token * rotated, first, pair.turns, 1.0F);
+      const Pack<float, V> sin = angles_of<V>(args.sin + token * rotated, first, pair.turns, 0.0F);
+      const Halves<T, V> weight = load_halves<T, V>(head.norm_weight, pair.low, pair.gap);
+      Halves<T, V> x = load_halves<T, V>(head.in, pair.low, pair.gap);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const acc_t c = cos[i];
@@ -145,19 +164,8 @@ __global__ __launch_bounds__(kThreads) void norm_rope(const __grid_constant__ Ro
         x.low.set(i, (a * c - b * s) * scale);
         x.high.set(i, (b * c + a * s) * scale);
       }
-      store_pack(head.out + at, x.low);
-      store_pack(head.out + rotated + at, x.high);
-    }
-    // The rest of a head is normalised alone.
-    const int64_t head_end = h < heads ? args.head_dim : 0;
-    for (int64_t at = args.rotary_dim + threadIdx.x * V; at < head_end; at += step) {
-      const Pack<T, V> weight = load_pack<T, V>(head.norm_weight + at);
-      Pack<T, V> x = load_pack<T, V>(head.in + at);
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        x.set(i, x[i] * rstd * (weight[i] + offset) * scale);
-      }
-      store_pack(head.out + at, x);
+      store_pack(head.out + pair.low, x.low);
+      store_pack(head.out + pair.low + pair.gap, x.high);
     }
   }
 }
@@ -171,7 +179,7 @@ bool wide(ElementType type, const RopeHeads& part) {
       whole_packs(type, part.out_head_stride);
 }
 
-// Elements per pack.
+// Elements per pack. Both the rotated pairs and the others begin with whole packs.
 int pack_size(const RopeArgs& args) {
   const bool all_wide = whole_packs(args.type, args.head_dim / 2) && whole_packs(args.type, args.rotary_dim / 2) &&
       wide(args.type, args.q) && wide(args.type, args.k) && aligned(args.cos, args.sin);
@@ -182,7 +190,7 @@ int pack_size(const RopeArgs& args) {
 
 const char* launch_rope(const RopeArgs& args, CUstream_st* stream) {
   const int pack = pack_size(args);
-  const int64_t packs = args.rotary_dim / 2 / pack;
+  const int64_t packs = (moves_rest(args) ? args.head_dim : args.rotary_dim) / 2 / pack;
   const int64_t heads = args.q.heads + args.k.heads;
   const int64_t width = std::min<int64_t>(packs, kThreads);
   // The number of heads at a time is the one that leaves the last round full.

@@ -20,6 +20,7 @@ FAMILIES = {
     "gemma3": (transformers.Gemma3TextConfig, {"sliding_window": 8, "sliding_window_pattern": 3, "pad_token_id": None}),
     "smollm3": (transformers.SmolLM3Config, {"pad_token_id": None}),
     "phi3": (transformers.Phi3Config, {"pad_token_id": None, "sliding_window": 8}),
+    "olmo2": (transformers.Olmo2Config, {"pad_token_id": None}),
     "olmo3": (transformers.Olmo3Config, {"pad_token_id": None, "sliding_window": 8}),
     "exaone4": (transformers.Exaone4Config, {"sliding_window": 8, "sliding_window_pattern": 2}),
     "ministral3": (transformers.Ministral3Config, {"pad_token_id": None}),

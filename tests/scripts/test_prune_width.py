@@ -119,8 +119,9 @@ def test_the_student_is_the_teacher_with_the_other_parts_silenced(tmp_path, teac
     assert (logits(load(teachers[family])) - expected).abs().max() > 0.05, "the dropped parts had a say"
 
 
-def test_norms_over_all_heads_need_all_heads(tmp_path, text, script):
-    config = transformers.Olmo2Config(
+@pytest.mark.parametrize("kind", [transformers.Olmo2Config, transformers.Olmo3Config])
+def test_norms_over_all_heads_need_all_heads(tmp_path, text, script, kind):
+    config = kind(
         vocab_size=len(WORDS),
         hidden_size=48,
         intermediate_size=NEURONS,

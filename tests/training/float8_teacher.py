@@ -29,9 +29,25 @@ class Float8Linear(torch.nn.Module):
     def __init__(self, linear):
         super().__init__()
         self.weight = rounded(linear.weight.detach())
+        self.bias = 0 if linear.bias is None else linear.bias.detach()
 
     def forward(self, x):
-        return rounded(x) @ self.weight.T
+        return rounded(x) @ self.weight.T + self.bias
+
+
+class Float8Experts(torch.nn.Module):
+    def __init__(self, experts):
+        super().__init__()
+        self.gate_up, self.down = (rounded(weight.detach()) for weight in (experts.gate_up_proj, experts.down_proj))
+
+    def forward(self, hidden_states, chosen, weights):
+        out = torch.zeros_like(hidden_states)
+        for expert, (gate_up, down) in enumerate(zip(self.gate_up, self.down)):
+            rows, place = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = (rounded(hidden_states[rows]) @ gate_up.T).chunk(2, dim=-1)
+            product = rounded(torch.nn.functional.silu(gate) * up) @ down.T
+            out.index_add_(0, rows, weights[rows, place, None] * product)
+        return out
 
 
 NAMES = {
@@ -54,6 +70,8 @@ def reference_teacher(folder, products=tuple(NAMES), blocks=None):
             for owner in (layer.self_attn, layer.mlp):
                 if getattr(owner, name, None) is not None:  # a family has them fused, or one by one
                     setattr(owner, name, Float8Linear(getattr(owner, name)))
+        if hasattr(layer.mlp, "experts") and {"gate_up", "down"} <= set(products):
+            layer.mlp.experts = Float8Experts(layer.mlp.experts)
     return model
 
 

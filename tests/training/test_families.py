@@ -42,7 +42,7 @@ def losses(run):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ranks_recomputation_and_resumption_change_nothing(run_of, models, family):
+def test_ranks_recomputation_resumption_and_export_change_nothing(tmp_path, run_of, models, family):
     tiny.need_devices(tiny.RANKS)
     one = run_of(family, "one")
     many = run_of(family, "many", ranks=tiny.RANKS, memory={"activation": "recompute"})
@@ -61,6 +61,9 @@ def test_ranks_recomputation_and_resumption_change_nothing(run_of, models, famil
 
     _, report = transformers.AutoModelForCausalLM.from_pretrained(one / "model", output_loading_info=True)
     assert not any(report.values()), report
+    tiny.distill("export", "--checkpoint", many, "--out", tmp_path / "exported")
+    for file in (many / "model").iterdir():
+        assert (tmp_path / "exported" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -40,7 +40,7 @@ def test_k_ranks_equal_one(tmp_path, models, ragged_shard, ranks):
     assert gate_many == gate_one and gate_whole == gate_one
 
 
-@pytest.mark.parametrize("family", [family for family in tiny.FAMILIES if family != "exaone4"])
+@pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_a_run_follows_pytorch_with_the_same_rounding(tmp_path, models, ragged_shard, monkeypatch, family):
     student, teacher = models[family]
     config = float8_config(tmp_path, (student, teacher), ragged_shard, train={"steps": 6})

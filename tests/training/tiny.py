@@ -110,6 +110,12 @@ FAMILIES = {
         transformers.Exaone4Config,
         lambda layers, hidden: {"sliding_window": None, "layer_types": ["full_attention"] * layers},
     ),
+    "exaone4_windows": (transformers.Exaone4Config, lambda layers, hidden: half_windows(layers)),
+    "qwen2": (
+        transformers.Qwen2Config,
+        lambda layers, hidden: {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "olmo2": (transformers.Olmo2Config, lambda layers, hidden: {}),
     "mistral": (transformers.MistralConfig, lambda layers, hidden: {"sliding_window": 9}),
     "olmo3": (
         transformers.Olmo3Config,

@@ -1,6 +1,7 @@
 // Measures attention at the shapes of Gemma's layers, 8192 tokens in bf16: through fused kernels, and through matrix
 // products, which heads of more than 256 and capped scores take.
 #include <ATen/ATen.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
@@ -52,10 +53,16 @@ void report(const Shape& shape) {
   const AttentionResult result = attention_forward(q, k, v, seq, options);
   const double forward = milliseconds([&] { attention_forward(q, k, v, seq, options); });
   const double backward = milliseconds([&] { attention_backward(dout, q, k, v, result, seq, options, dq, dk, dv); });
+  // What the backward pass holds beside inputs and results.
+  c10::DeviceAllocator* allocator = at::getDeviceAllocator(at::kCUDA);
+  allocator->resetPeakStats(0);
+  attention_backward(dout, q, k, v, result, seq, options, dq, dk, dv);
+  const auto bytes = allocator->getDeviceStats(0).allocated_bytes[0]; // of all pools together
+  const double scratch = static_cast<double>(bytes.peak - bytes.current) / (1 << 30);
   const double flops = 4.0 * kTokens * static_cast<double>(spec.query_width()) * spec.attended_tokens(shape.document);
   std::printf(
-      "%-52s forward %7.3f ms %5.0f TFLOP/s   backward %7.3f ms %5.0f TFLOP/s\n", shape.name, forward,
-      flops / forward * 1e-9, backward, 2.5 * flops / backward * 1e-9);
+      "%-50s forward %7.3f ms %4.0f TFLOP/s, backward %7.3f ms %4.0f TFLOP/s, scratch %.2f GiB\n", shape.name, forward,
+      flops / forward * 1e-9, backward, 2.5 * flops / backward * 1e-9, scratch);
   std::fflush(stdout);
 }
 

@@ -1,5 +1,6 @@
 #include "tests/trainer/models/reference_model.h"
 #include "tests/trainer/models/test_device.h"
+#include "trainer/device/simulation.h"
 #include "trainer/models/ops/attention.h"
 #include "trainer/models/ops/attention_math.h"
 #include "trainer/models/ops/embedding.h"
@@ -393,6 +394,28 @@ TEST_F(AttentionTest, TheQueriesOfABlockBecomeFewerAsDocumentsBecomeLonger) {
   EXPECT_EQ(attention_math_queries(32, 4097), 256);
   EXPECT_EQ(attention_math_queries(32, 65536), 32);
   EXPECT_EQ(attention_math_queries(32, 1 << 24), 16);
+}
+
+// In a simulation of the device: what there is beside inputs and results does not grow with the square of the length.
+TEST_F(AttentionTest, MatrixProductsHoldABoundedNumberOfScores) {
+  for (const int64_t length : {8192, 32768}) {
+    const device::Simulation simulation(c10::DeviceType::CUDA);
+    const auto meta = [&](int64_t heads) {
+      return at::empty({length, heads, 512}, at::TensorOptions().device(at::kMeta).dtype(at::kBFloat16));
+    };
+    SequenceInfo seq;
+    seq.batch = 1;
+    seq.seq_len = seq.max_seqlen = length;
+    seq.segments_host = {0, length};
+    const at::Tensor q = meta(32), k = meta(4), v = meta(4), dout = meta(32);
+    at::Tensor dq = meta(32), dk = meta(4), dv = meta(4);
+    const AttentionResult result = attention_forward(q, k, v, seq, {.scale = 1});
+    attention_backward(dout.flatten(1), q, k, v, result, seq, {.scale = 1}, dq, dk, dv);
+    const double sums = 2.0 * 4 * static_cast<double>(k.numel()); // of dk and dv, fp32
+    const double scratch = static_cast<double>(simulation.reserved_peak() - simulation.allocated()) - sums;
+    EXPECT_GT(scratch, 12.0 * (1 << 26)) << length; // scores and gradients of probabilities, in fp32 and in bf16
+    EXPECT_LT(scratch, 1.5 * 12.0 * (1 << 26)) << length; // [heads, length, length] in bf16: 4 and 64 GiB
+  }
 }
 
 TEST_F(AttentionTest, PackedDocumentsHaveTheBitsThatTheyHaveAloneThroughMatrixProducts) {

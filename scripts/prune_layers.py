@@ -175,7 +175,7 @@ def prune_config(config, fields, layers):
     if isinstance(fields.get("per_layer_config"), dict):  # Gemma 4's heads, by the number of the layer
         by_layer = {int(layer): value for layer, value in fields["per_layer_config"].items()}
         pruned["per_layer_config"] = {str(i): by_layer[layer] for i, layer in enumerate(layers) if layer in by_layer}
-    if fields.get("num_experts") or fields.get("num_local_experts"):  # which layers have experts, by their numbers
+    if "decoder_sparse_step" in fields or "mlp_only_layers" in fields:  # which layers have experts, by their numbers
         step, dense = fields.get("decoder_sparse_step") or 1, fields.get("mlp_only_layers") or []
         is_dense = [layer in dense or (layer + 1) % step != 0 for layer in layers]
         pruned |= {"decoder_sparse_step": 1, "mlp_only_layers": [i for i, plain in enumerate(is_dense) if plain]}

@@ -20,6 +20,10 @@ constexpr double kGiB = 1 << 30;
 // The share of a host's memory that may be pinned if nothing is known about other programs that use it.
 constexpr double kHostShare = 0.8;
 
+// What one core reads and writes of state in a second when it updates parameters, at least: this host may have fewer
+// cores than the one that was measured.
+constexpr double kCoreUpdateBytes = 8e9;
+
 double gib(int64_t bytes) {
   return static_cast<double>(bytes) / kGiB;
 }
@@ -52,9 +56,11 @@ absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
     const TeacherSpec& teacher, int64_t world_size, int64_t ranks_on_host, std::optional<bool> peer_memory) {
   const std::string device_name = device::device_info(environment.device).name;
-  ASSIGN_OR_RETURN(
-      const plan::Machine machine, plan::choose_machine(config, environment.device.is_cuda(), device_name));
+  ASSIGN_OR_RETURN(plan::Machine machine, plan::choose_machine(config, environment.device.is_cuda(), device_name));
   ranks_on_host = std::max<int64_t>(1, ranks_on_host);
+  const sharding::StateMemory sharing{.processes = ranks_on_host};
+  machine.host_update_bytes = std::min(
+      machine.host_update_bytes, kCoreUpdateBytes * static_cast<double>(ranks_on_host * sharing.update_threads()));
   return plan::make_plan(
       {config,
        student,

@@ -30,11 +30,13 @@ double exact(const at::Tensor& values) {
 }
 
 TEST_F(SquareSumGpuTest, IsExactToFp64RoundingAtAnySizeAndAlignment) {
-  for (const int64_t count : {1, 3, 1023, 270'337, 40'000'001, 525'000'000}) {
-    const at::Tensor values = at::randn({count + 1}, at::kCUDA);
-    for (const int64_t first : {0, 1}) { // 1: not aligned to 16 bytes
-      const at::Tensor part = values.narrow(0, first, count);
-      EXPECT_NEAR(square_sum({part}).item<double>() / exact(part), 1, 1e-13) << count << " from " << first;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t count : {1, 3, 1023, 270'337, 40'000'001, 525'000'000}) {
+      const at::Tensor values = at::randn({count + 1}, at::TensorOptions().dtype(dtype).device(at::kCUDA));
+      for (const int64_t first : {0, 1}) { // 1: not aligned to a pack of values
+        const at::Tensor part = values.narrow(0, first, count);
+        EXPECT_NEAR(square_sum({part}).item<double>() / exact(part), 1, 1e-13) << count << " from " << first << dtype;
+      }
     }
   }
 }

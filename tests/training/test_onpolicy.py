@@ -451,7 +451,7 @@ def test_transformers_writes_a_round(tmp_path, config):
     assert len(lines) == 8 and not list((tmp_path / "weights").iterdir())
     assert all(len(line["logprobs"]) == len(line["completion_ids"]) for line in lines)
     own, engine = map(float, re.search(LOGPROBS, (run / "log.txt").read_text()).groups())
-    assert own == pytest.approx(engine, abs=0.02)
+    assert own == pytest.approx(engine, abs=1e-3)
     first = lines[:2]  # a micro-batch of rank 0
     assert len({tuple(line["completion_ids"]) for line in first}) == 2
     assert description(run, 0)["result"]["entropy"] == pytest.approx(-engine, abs=1.0)

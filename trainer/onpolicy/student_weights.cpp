@@ -59,7 +59,8 @@ absl::StatusOr<StudentWeights> write_student_weights(
     hf::SaveOptions options;
     options.config_folder = config.student.path;
     options.tokenizer = config.student.tokenizer;
-    options.dtype = at::kBFloat16;
+    // What the student computes with: rounded further, it would be another student.
+    options.dtype = student.options().compute_dtype == at::kFloat ? at::kFloat : at::kBFloat16;
     options.replace = true;
     status = hf::save_model(weights.folder, student.config(), flat, options);
   }

@@ -12,7 +12,7 @@ namespace distill::onpolicy {
 
 // The student as the engine reads it.
 struct StudentWeights {
-  std::string folder; // a Hugging Face folder in bfloat16
+  std::string folder; // a Hugging Face folder in the dtype that the student computes in: bfloat16, or float32
   std::string version; // "step-40-9f3ab2c4d5e6f708": equal versions mean equal weights
   double seconds = 0; // that it took to write them
 };

@@ -65,7 +65,7 @@ absl::Status load(PreparedRun prepared, OpenedRun& run, StartNotes& notes) {
   const std::chrono::duration<double> loading = std::chrono::steady_clock::now() - began;
   notes.lines.push_back(absl::StrFormat("models: loaded or initialised in %.1f s", loading.count()));
   run.step = std::make_unique<TrainStep>(
-      config, mesh, *run.models, ActivationMemory{shape.policies, std::move(memory->activations)});
+      config, mesh, *run.models, ActivationMemory{shape.policies, std::move(memory->activations)}, shape.blocks());
   run.throughput = std::make_unique<metrics::Throughput>(
       environment.device, run.models->student->config(), run.models->teacher.spec.flops(shape.teacher_seq_len()),
       config.data.seq_len, shape.teacher_seq_len(), config.train.global_batch_size * config.data.seq_len,

@@ -12,7 +12,9 @@ Groups: plan    predicted against measured peak memory, and tokens per second
         auto    memory.activation: auto against the uniform policies, under four budgets
         mixes   memory.activation and memory.optimizer: auto against mixes by hand, for six pairs of shapes and lengths;
                 mixes that do not fit are left out
-        long    one long sequence; the longest sequence that fits a limit of device memory, according to the plan
+        long    one long sequence, with the time by part; the longest sequence that fits a limit of device memory,
+                according to the plan
+        long-whole   the same on one GPU without tiles, and with attention computed again
         bits    losses under every policy equal those under keep bit for bit, in deterministic mode
         flat    memory of an early step and of the last one: 2000 steps with offload; 320 with packed documents of
                 changing lengths, under both allocators

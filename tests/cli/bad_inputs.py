@@ -175,6 +175,8 @@ OVERRIDES = [
     Row("prefetch of nothing", ["parallel.prefetch", "from 1 to 16, found 0"], args=dry_run("parallel.prefetch=0")),
     Row("fewer slots than prefetched blocks", ["parallel.slots", "at least 3", "found 2"],
         args=dry_run("parallel.prefetch=2", "parallel.slots=2")),
+    Row("tiles of no number", ["memory.tile_tokens", "auto, or an integer from 0"],
+        args=dry_run("memory.tile_tokens=all")),
     Row("slots of no number", ["parallel.slots", "auto, or an integer from 0"], args=dry_run("parallel.slots=many")),
     Row("unknown way to gather", ["parallel.gather", "one of auto, copy, nccl"], args=dry_run("parallel.gather=ring")),
     Row("timeout of nothing", ["parallel.timeout_s", "found 0"], args=dry_run("parallel.timeout_s=0")),

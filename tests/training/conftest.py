@@ -1,6 +1,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,6 +43,14 @@ def ragged_shard(tmp_path_factory):
     lengths = [5, 61, 17, 128, 2, 33, 90, 47] * 5
     path = tmp_path_factory.mktemp("data") / "ragged.dtok"
     return tiny.make_shard(path, tiny.random_documents(3, lengths))
+
+
+@pytest.fixture(scope="session")
+def long_shard(tmp_path_factory):
+    """Documents of 600 tokens, all of them with a loss."""
+    random = np.random.default_rng(5)
+    documents = [(random.integers(0, tiny.VOCAB, 600), np.ones(600, dtype=bool)) for _ in range(24)]
+    return tiny.make_shard(tmp_path_factory.mktemp("long") / "long.dtok", documents)
 
 
 @pytest.fixture

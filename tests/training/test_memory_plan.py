@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tiny
@@ -24,13 +23,6 @@ RELATIVE, BLOCKS = 0.01, 8192 if tiny.DEVICE == "cpu" else 1 << 20
 UNPLANNED = 120_000 if tiny.DEVICE == "cpu" else 120_000 + BLOCKS
 PLACES = ["host", "host,device", "device,host", "cpu", "host,cpu"]  # of the optimizer's state
 POLICIES = ["keep", "recompute", "offload", "offload_input", "auto", "recompute,keep", "offload,offload_input"]
-
-
-@pytest.fixture(scope="module")
-def long_shard(tmp_path_factory):
-    random = np.random.default_rng(5)
-    documents = [(random.integers(0, tiny.VOCAB, 600), np.ones(600, dtype=bool)) for _ in range(24)]
-    return tiny.make_shard(tmp_path_factory.mktemp("long") / "long.dtok", documents)
 
 
 def config_of(folder, pair, shard, **sections):

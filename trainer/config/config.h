@@ -86,6 +86,16 @@ constexpr auto enum_names(StoredDtype) {
   return base::names_of<StoredDtype>("auto", "float32", "bfloat16", "float16");
 }
 
+// What a block computes again whose policy in memory.activation is recompute or offload_input.
+enum class Recompute {
+  kAuto, // what the plan chooses if memory.activation is auto, and everything otherwise
+  kAll, // everything, from the block's input
+  kAllButAttention, // the rest, from the input and attention's output, both of which are saved
+};
+constexpr auto enum_names(Recompute) {
+  return base::names_of<Recompute>("auto", "all", "all_but_attention");
+}
+
 // What happens when the memory plan does not fit.
 enum class OnOverflow {
   kRefuse,
@@ -331,11 +341,19 @@ struct CheckpointSection {
 struct MemorySection {
   ByBlock<models::ActivationPolicy> activation = models::ActivationPolicy::kKeep;
   ByBlock<models::StatePlace> optimizer = models::StatePlace::kDevice; // of other units: models::places_of_units
+  Recompute recompute = Recompute::kAuto;
+  int64_t tile_tokens = kAutomatic; // of a block's MLP; 0: no tiles; kAutomatic: the plan decides
   device::AllocatorKind allocator = device::AllocatorKind::kExpandable; // on a GPU, unless libtorch's variables say
   double budget_gib = 0; // what tensors may take at the peak; 0: all that the device has
   double limit_gib = 0; // what the allocator may take; 0: all that the device has
   OnOverflow on_overflow = OnOverflow::kRefuse;
   std::string machine; // a file of `distill plan --calibrate`, or a name of the built-in table; empty: the device's
+
+  // For commands that have forward passes alone, which tiles do not slow down: no plan need decide.
+  int64_t forward_tile_tokens() const {
+    constexpr int64_t kForwardTile = 8192;
+    return tile_tokens == kAutomatic ? kForwardTile : tile_tokens;
+  }
 };
 
 struct ParallelSection {

@@ -228,6 +228,16 @@ std::vector<Field> memory_fields() {
        "final norm and lm_head the last block's. auto: as few blocks on the host as the memory plan needs; it chooses "
        "them, and which of them the CPU updates, together with memory.activation where that is auto, by predicted time. "
        "A float8 student's are on the device."},
+      {"memory", "recompute", one_of<kMemory, &MemorySection::recompute>(), "",
+       "What a block under recompute or offload_input computes again. all: everything, from its input. "
+       "all_but_attention: everything but attention, whose output is saved as well, which takes twice the memory of the "
+       "input; for long sequences, where attention takes most of the time. auto: the faster of both where "
+       "memory.activation is auto, all otherwise."},
+      {"memory", "tile_tokens", Integer{member<kMemory, &MemorySection::tile_tokens>, 0, kMaxTokens, /*or_auto=*/true},
+       "tokens",
+       "Tokens of a micro-batch for which a block's MLP, with its norms, is computed at a time. Less memory for long "
+       "sequences; the backward pass computes the MLP again, tile by tile, whatever memory.activation is. 0: all tokens "
+       "at once. auto: as 0, unless the memory plan does not fit or is slower without tiles."},
       {"memory", "allocator", one_of<kMemory, &MemorySection::allocator>(), "",
        "How libtorch's allocator takes memory from a GPU. expandable: in pages that are mapped one after the other, so "
        "that little is lost between tensors; where the driver cannot do that, the run says so and uses segments. segments: "

@@ -155,7 +155,8 @@ class ComparingWalk : public sharding::UnitWalk {
 
   at::Tensor run_block(int64_t block, size_t index, const at::Tensor& x_NH) override {
     Batch& batch = batches_[index];
-    const models::BlockContext context{model_.config.layer(block), batch.tokens.seq, batch.angles};
+    const models::BlockContext context{
+        model_.config.layer(block), batch.tokens.seq, batch.angles, /*balance=*/nullptr, options_.tile_tokens};
     for (size_t i = 0; i < choices_.size(); ++i) {
       if (block >= first_block(choices_[i], num_blocks())) {
         at::Tensor& choice_NH = batch.choice_NH[i];

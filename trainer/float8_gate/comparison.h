@@ -25,6 +25,7 @@ using TokenMetrics = std::vector<at::Tensor>; // [M, N] for each micro-batch, on
 struct ComparisonOptions {
   losses::ChunkOptions chunks; // of the loss head
   config::ProgressStyle progress = config::ProgressStyle::kNone; // of rank 0
+  int64_t tile_tokens = 0; // as of models::BlockContext
 };
 
 // Every rank calls it with its own batches, whose number is equal on all ranks; the ranks of the shard axis read the

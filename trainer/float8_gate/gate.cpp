@@ -73,7 +73,7 @@ absl::StatusOr<std::optional<TeacherError>> check_teacher(
   const auto batches = gate_batches(config, environment, mesh, teacher.config, data);
   RETURN_IF_ERROR(sharding::agree(mesh, batches.status())); // the ranks gather weights together from here on
   const std::vector<models::Float8Products> choices{teacher.config.float8};
-  const ComparisonOptions options{config.chunks, config.run.progress};
+  const ComparisonOptions options{config.chunks, config.run.progress, config.memory.forward_tile_tokens()};
   ASSIGN_OR_RETURN(
       const std::vector<TeacherError> errors, teacher_errors(teacher, environment, mesh, *batches, choices, options));
   const TeacherError& error = errors.front();

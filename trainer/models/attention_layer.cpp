@@ -94,9 +94,11 @@ at::Tensor attention_layer_forward(
   if (!spec.qk_norm) {
     rope_forward_(qkv.q_NAD, qkv.k_NKD, context.rope); // in place, so that the backward pass need not
   }
-  AttentionResult attention = attention_forward(qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, context.seq, spec.options());
-  saved.out_NQ = std::move(attention.out_NQ);
-  saved.lse = std::move(attention.lse);
+  if (!saved.out_NQ.defined()) {
+    AttentionResult attention = attention_forward(qkv.q_NAD, qkv.k_NKD, qkv.v_NKD, context.seq, spec.options());
+    saved.out_NQ = std::move(attention.out_NQ);
+    saved.lse = std::move(attention.lse);
+  }
   const Operand operand = operand_of(params.o, saved.out_NQ);
   return residual_NH.defined() ? multiply_add(params.o, operand, residual_NH) : multiply(params.o, operand);
 }

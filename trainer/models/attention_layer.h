@@ -40,7 +40,8 @@ struct AttentionContext {
   RopeAngles rope; // undefined: none
 };
 
-// Returns the output projection [N, H], added to `residual_NH` where that is defined. Fills `saved` and input.rstd_N.
+// Returns the output projection [N, H], added to `residual_NH` where that is defined. Fills `saved` and input.rstd_N;
+// if attention's output is there already, saved.out_NQ with saved.lse, it is not computed again.
 at::Tensor attention_layer_forward(
     const AttentionContext& context, const AttentionParams& params, SublayerInput& input, const at::Tensor& residual_NH,
     AttentionSaved& saved);

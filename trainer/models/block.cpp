@@ -4,6 +4,7 @@
 
 #include "trainer/device/simulation.h"
 #include "trainer/models/ops/rms_norm.h"
+#include "trainer/models/tiles.h"
 
 namespace distill::models {
 namespace {
@@ -44,8 +45,9 @@ AttentionContext attention_context(const BlockContext& context) {
       spec.rope ? context.ropes.at(static_cast<size_t>(*spec.rope)) : RopeAngles()};
 }
 
-// The forward pass up to the MLP's last matrix product.
-void forward_to_mlp(const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH, BlockSaved& saved) {
+// The forward pass up to the residual stream after attention. Returns the input of the MLP's sublayer.
+SublayerInput forward_attention(
+    const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH, BlockSaved& saved) {
   const LayerKind& kind = context.kind;
   const SublayerNorms& norms = kind.attention_norms;
   saved.x_NH = x_NH;
@@ -69,8 +71,23 @@ void forward_to_mlp(const BlockContext& context, const BlockParams& params, cons
   if (!norms.after && norm_adds) {
     mlp_input.residual_NH = x_NH;
   }
-  mlp_layer_rebuild({kind.mlp}, params.mlp, mlp_input, saved.mlp);
-  saved.mlp_rstd_N = std::move(mlp_input.rstd_N);
+  return mlp_input;
+}
+
+at::Tensor rows_of(const Tile& tile, const at::Tensor& x_NH) {
+  return x_NH.defined() ? x_NH.narrow(0, tile.first, tile.tokens) : x_NH;
+}
+
+SublayerInput rows_of(const Tile& tile, SublayerInput input) {
+  input.x_NH = rows_of(tile, input.x_NH);
+  input.residual_NH = rows_of(tile, input.residual_NH);
+  return input;
+}
+
+// The MLP's sublayer up to its last matrix product, of all tokens or of a tile: saved.mid_NH and `input` have its rows.
+void rebuild_mlp(const BlockContext& context, const BlockParams& params, SublayerInput input, BlockSaved& saved) {
+  mlp_layer_rebuild({context.kind.mlp}, params.mlp, input, saved.mlp);
+  saved.mlp_rstd_N = std::move(input.rstd_N);
 }
 
 // The rest of the forward pass where the MLP's output has a norm.
@@ -81,6 +98,35 @@ at::Tensor norm_of_mlp(const LayerKind& kind, const BlockParams& params, BlockSa
       saved.mid_NH, saved.mlp_out_rstd_N);
 }
 
+// The forward pass of the MLP's sublayer. `in_place`: the stream after it may be written into saved.mid_NH.
+at::Tensor forward_mlp(
+    const BlockContext& context, const BlockParams& params, SublayerInput input, int64_t first_token, bool in_place,
+    BlockSaved& saved) {
+  const LayerKind& kind = context.kind;
+  rebuild_mlp(context, params, std::move(input), saved);
+  if (context.balance != nullptr && kind.mlp.experts) {
+    context.balance->observe(saved.mlp.routing, first_token);
+  }
+  return kind.mlp_norms.after ? norm_of_mlp(kind, params, saved)
+                              : mlp_layer_output({kind.mlp}, params.mlp, saved.mlp, saved.mid_NH, in_place);
+}
+
+// The same in tiles, of which nothing is saved.
+at::Tensor forward_mlp_in_tiles(
+    const BlockContext& context, const BlockParams& params, const SublayerInput& input, bool in_place) {
+  const at::Tensor& mid_NH = input.x_NH;
+  at::Tensor y_NH = in_place ? mid_NH : at::empty_like(mid_NH);
+  for (const Tile& tile : tiles_of(mid_NH.size(0), context.tile_tokens)) {
+    BlockSaved part;
+    part.mid_NH = rows_of(tile, mid_NH);
+    const at::Tensor out_NH = forward_mlp(context, params, rows_of(tile, input), tile.first, in_place, part);
+    if (!out_NH.is_same(part.mid_NH)) {
+      rows_of(tile, y_NH).copy_(out_NH);
+    }
+  }
+  return y_NH;
+}
+
 // The gradient of a sublayer's output, given that of the stream to which its norm is added; `out_NH` is released.
 at::Tensor out_norm_backward(
     const SublayerNorms& norms, const at::Tensor& dstream_NH, at::Tensor& out_NH, const at::Tensor& rstd_N,
@@ -89,6 +135,64 @@ at::Tensor out_norm_backward(
       rms_norm_backward(dstream_NH, out_NH, rstd_N, norm_H, dnorm_H, /*dresidual_NH=*/{}, norms.after->offset);
   out_NH.reset();
   return dout_NH;
+}
+
+// The gradient of the stream before the MLP's sublayer, given that of the stream after it.
+at::Tensor mlp_backward(
+    const BlockContext& context, const BlockParams& params, const at::Tensor& dy_NH, int64_t first_token,
+    BlockSaved& saved, BlockParams& grads) {
+  const LayerKind& kind = context.kind;
+  at::Tensor dout_NH = dy_NH;
+  if (kind.mlp_norms.after) {
+    dout_NH = out_norm_backward(
+        kind.mlp_norms, dy_NH, saved.mlp_out_NH, saved.mlp_out_rstd_N,
+        out_norm(kind.mlp_norms, params.mlp_norm_H, params.mlp_out_norm_H),
+        out_norm(kind.mlp_norms, grads.mlp_norm_H, grads.mlp_out_norm_H));
+  }
+  return mlp_layer_backward(
+      {kind.mlp, context.balance, first_token}, params.mlp, std::move(dout_NH), dy_NH,
+      input_of(kind.mlp_norms, kind, saved.mid_NH, params.mlp_norm_H, saved.mlp_rstd_N), saved.mlp, grads.mlp,
+      grads.mlp_norm_H);
+}
+
+// The same in tiles, each of which is computed again first. The result is written into dy_NH.
+at::Tensor mlp_backward_in_tiles(
+    const BlockContext& context, const BlockParams& params, at::Tensor dy_NH, const SublayerInput& input,
+    BlockParams& grads) {
+  for (const Tile& tile : tiles_of(dy_NH.size(0), context.tile_tokens)) {
+    BlockSaved part;
+    part.mid_NH = rows_of(tile, input.x_NH);
+    rebuild_mlp(context, params, rows_of(tile, input), part);
+    if (context.kind.mlp_norms.after) {
+      norm_of_mlp(context.kind, params, part);
+    }
+    at::Tensor rows_NH = rows_of(tile, dy_NH);
+    rows_NH.copy_(mlp_backward(context, params, rows_NH, tile.first, part, grads));
+    for (Projection* projection : {&grads.mlp.router, &grads.mlp.gate_up, &grads.mlp.down}) {
+      projection->is_new = false; // the next tile adds to the weight's gradient
+    }
+  }
+  return dy_NH;
+}
+
+// The gradient of the stream between the sublayers. What `saved` lacks of the forward pass is computed again.
+at::Tensor backward_to_mid(
+    const BlockContext& context, const BlockParams& params, const at::Tensor& dy_NH, BlockSaved& saved,
+    BlockParams& grads) {
+  const LayerKind& kind = context.kind;
+  const bool recomputes = saved.input_only();
+  SublayerInput input = recomputes ? forward_attention(context, params, at::Tensor(saved.x_NH), saved)
+                                   : input_of(kind.mlp_norms, kind, saved.mid_NH, params.mlp_norm_H);
+  if (tile_count(dy_NH.size(0), context.tile_tokens) > 1) {
+    return mlp_backward_in_tiles(context, params, dy_NH, input, grads);
+  }
+  if (recomputes) {
+    rebuild_mlp(context, params, std::move(input), saved);
+    if (kind.mlp_norms.after) {
+      norm_of_mlp(kind, params, saved);
+    }
+  }
+  return mlp_backward(context, params, dy_NH, /*first_token=*/0, saved, grads);
 }
 
 template <typename Params, typename Pointer>
@@ -172,22 +276,26 @@ BlockSaved save_input_only(const at::Tensor& x_NH) {
   return saved;
 }
 
+BlockSaved save_input_and_attention(BlockSaved all) {
+  BlockSaved saved = save_input_only(all.x_NH);
+  saved.attention.out_NQ = std::move(all.attention.out_NQ);
+  saved.attention.lse = std::move(all.attention.lse);
+  return saved;
+}
+
 at::Tensor block_forward(
     const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH, BlockSaved* saved) {
-  const LayerKind& kind = context.kind;
   BlockSaved all;
-  forward_to_mlp(context, params, x_NH, all);
-  if (context.balance != nullptr && kind.mlp.experts) {
-    context.balance->observe(all.mlp.routing);
-  }
+  SublayerInput input = forward_attention(context, params, x_NH, all);
   // With nothing saved, nothing else reads the residual stream, so that the MLP's output is added to it in place.
-  at::Tensor y_NH = kind.mlp_norms.after
-      ? norm_of_mlp(kind, params, all)
-      : mlp_layer_output({kind.mlp}, params.mlp, all.mlp, all.mid_NH, /*in_place=*/saved == nullptr);
+  const bool in_place = saved == nullptr;
+  at::Tensor y_NH = tile_count(x_NH.size(0), context.tile_tokens) > 1
+      ? forward_mlp_in_tiles(context, params, input, in_place)
+      : forward_mlp(context, params, std::move(input), /*first_token=*/0, in_place, all);
   if (saved != nullptr) {
     *saved = std::move(all);
   }
-  return kind.scaled_output ? y_NH.mul_(params.output_scale) : y_NH;
+  return context.kind.scaled_output ? y_NH.mul_(params.output_scale) : y_NH;
 }
 
 at::Tensor block_backward(
@@ -195,26 +303,10 @@ at::Tensor block_backward(
     BlockParams& grads) {
   const LayerKind& kind = context.kind;
   const at::Tensor dy_NH = kind.scaled_output ? dscaled_NH * params.output_scale : dscaled_NH;
-  if (saved.input_only()) {
-    forward_to_mlp(context, params, at::Tensor(saved.x_NH), saved);
-    if (kind.mlp_norms.after) {
-      norm_of_mlp(kind, params, saved);
-    }
-  }
-  at::Tensor dout_NH = dy_NH;
-  if (kind.mlp_norms.after) {
-    dout_NH = out_norm_backward(
-        kind.mlp_norms, dy_NH, saved.mlp_out_NH, saved.mlp_out_rstd_N,
-        out_norm(kind.mlp_norms, params.mlp_norm_H, params.mlp_out_norm_H),
-        out_norm(kind.mlp_norms, grads.mlp_norm_H, grads.mlp_out_norm_H));
-  }
-  const at::Tensor dmid_NH = mlp_layer_backward(
-      {kind.mlp, context.balance}, params.mlp, std::move(dout_NH), dy_NH,
-      input_of(kind.mlp_norms, kind, saved.mid_NH, params.mlp_norm_H, saved.mlp_rstd_N), saved.mlp, grads.mlp,
-      grads.mlp_norm_H);
+  const at::Tensor dmid_NH = backward_to_mid(context, params, dy_NH, saved, grads);
   saved.mid_NH.reset();
 
-  dout_NH = dmid_NH;
+  at::Tensor dout_NH = dmid_NH;
   if (kind.attention_norms.after) {
     dout_NH = out_norm_backward(
         kind.attention_norms, dmid_NH, saved.attn_out_NH, saved.attn_out_rstd_N,

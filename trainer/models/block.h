@@ -41,9 +41,10 @@ BlockParams block_params(const std::function<at::Tensor(const std::string& name)
 // nothing in the plan. It holds no weight and no view of a slot. In bf16 a Llama-8B block saves 92 KiB per token: the
 // two residual streams (16), q, k, v (12), attention output (8), gate and up (56), and fp32 statistics. The normalised
 // inputs, the activation's product and, with q/k norms, q and k after norm and RoPE are recomputed in the backward
-// pass, which takes elementwise work only and no matrix product.
+// pass, which takes elementwise work only and no matrix product. Where the MLP is computed in tiles
+// (BlockContext::tile_tokens), nothing of it is saved: 36 KiB per token.
 struct BlockSaved {
-  at::Tensor x_NH; // block input; the only tensor that the recompute policy saves
+  at::Tensor x_NH; // block input; all that the recompute policy saves, or all but attention.out_NQ and attention.lse
   at::Tensor attn_rstd_N; // with a norm of attention's input
   at::Tensor attn_out_rstd_N; // with a norm of its output
   AttentionSaved attention;
@@ -54,6 +55,7 @@ struct BlockSaved {
   at::Tensor attn_out_NH; // attention's output before its norm; with such a norm only
   at::Tensor mlp_out_NH; // the MLP's output before its norm; with such a norm only
 
+  // Whether the forward pass has to run again, with attention or without it.
   bool input_only() const {
     return !mid_NH.defined();
   }
@@ -66,6 +68,9 @@ struct BlockSaved {
 
 // Saves the input alone: block_backward then runs the forward pass again first.
 BlockSaved save_input_only(const at::Tensor& x_NH);
+// Saves the input and attention's output: the forward pass that runs again leaves attention out. `all`: of
+// block_forward.
+BlockSaved save_input_and_attention(BlockSaved all);
 
 // What a block computes with that its weights are not: its kind, the micro-batch's sequences, the angles of every rope
 // of the model.
@@ -74,6 +79,9 @@ struct BlockContext {
   const SequenceInfo& seq;
   const std::vector<RopeAngles>& ropes;
   RouterBalance* balance = nullptr; // of a micro-batch that is trained on: block_forward tells it what the router did
+  // Of more tokens than this, the MLP with its norms is computed in tiles of so many, one after the other: its widest
+  // tensors exist for one tile at a time, in the backward pass too, which computes each tile again. 0: never.
+  int64_t tile_tokens = 0;
 };
 
 // Returns y_NH. A null `saved` means that no backward pass follows and nothing is saved.
@@ -81,7 +89,8 @@ at::Tensor block_forward(
     const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH, BlockSaved* saved);
 
 // Returns dx_NH and adds to `grads`. Consumes `saved`: each tensor is released after its last use. With float8 weights
-// the gradients of inputs are float8 products too; those of weights are products in the compute dtype.
+// the gradients of inputs are float8 products too; those of weights are products in the compute dtype. In tiles, dy_NH
+// is overwritten: by the gradient of the stream between the sublayers.
 at::Tensor block_backward(
     const BlockContext& context, const BlockParams& params, const at::Tensor& dy_NH, BlockSaved saved,
     BlockParams& grads);
@@ -93,6 +102,8 @@ struct BlockFunctions {
       block_forward;
   std::function<at::Tensor(const BlockContext&, const BlockParams&, const at::Tensor&, BlockSaved, BlockParams&)>
       backward = block_backward;
+  int64_t tile_tokens = 0; // of every BlockContext that a pass makes
+  bool recomputes_attention = true; // false: blocks that run again in the backward pass save_input_and_attention()
 };
 
 } // namespace distill::models

@@ -31,6 +31,7 @@ struct MlpSaved {
 struct MlpContext {
   const MlpSpec& spec;
   const RouterBalance* balance = nullptr; // of a micro-batch that is trained on, with experts; null: none
+  int64_t first_token = 0; // of the micro-batch, in the input
 };
 
 // Runs the forward pass up to the last matrix product. Fills `saved` and input.rstd_N.

@@ -67,7 +67,8 @@ at::Tensor moe_layer_backward(
   const at::Tensor dlogits_NE =
       routing_backward(
           routing, experts.normalise, dweights_NK,
-          context.balance != nullptr ? context.balance->probability_gradient(routing) : at::Tensor())
+          context.balance != nullptr ? context.balance->probability_gradient(routing, context.first_token)
+                                     : at::Tensor())
           .to(x_NH.scalar_type());
   add_weight_gradient(params.router, grads.router, dlogits_NE, x_NH);
   at::Tensor dinput_NH =

@@ -50,20 +50,22 @@ double RouterBalance::rows() const {
   return static_cast<double>(std::max<int64_t>(1, real_tokens_ * routers_));
 }
 
-void RouterBalance::observe(const Routing& routing) {
+void RouterBalance::observe(const Routing& routing, int64_t first_token) {
   const at::Tensor& probs_NE = routing.probs_NE;
   TORCH_CHECK(
       observed_ < routers_ && probs_NE.size(1) == experts_, "router ", observed_, " of ", routers_, " with ", experts_,
       " experts has probabilities ", probs_NE.sizes());
+  const int64_t tokens = probs_NE.size(0);
+  const at::Tensor real_N1 = real_N1_.narrow(0, first_token, tokens);
   // Counts are whole numbers, so that their sum is exact in any order.
   at::Tensor visits_E = at::zeros({experts_}, probs_NE.options());
   visits_E.scatter_add_(
-      0, routing.experts_NK.flatten(), real_N1_.expand_as(routing.experts_NK).reshape({routing.experts_NK.numel()}));
+      0, routing.experts_NK.flatten(), real_N1.expand_as(routing.experts_NK).reshape({routing.experts_NK.numel()}));
   visits_E_.add_(visits_E);
-  probs_E_.add_((probs_NE * real_N1_).sum(0));
+  probs_E_.add_((probs_NE * real_N1).sum(0));
   sums_.narrow(0, kVisits + observed_ * experts_, experts_).add_(visits_E);
-  sums_.narrow(0, kRouterEntropy, 1).sub_((at::xlogy(probs_NE, probs_NE) * real_N1_).sum());
-  ++observed_;
+  sums_.narrow(0, kRouterEntropy, 1).sub_((at::xlogy(probs_NE, probs_NE) * real_N1).sum());
+  observed_ += first_token + tokens == real_N1_.size(0) ? 1 : 0;
 }
 
 void RouterBalance::finish_forward() {
@@ -73,12 +75,13 @@ void RouterBalance::finish_forward() {
   sums_.narrow(0, kBalanceLoss, 1).add_((visits_E_ * probs_E_).sum(), factor);
 }
 
-at::Tensor RouterBalance::probability_gradient(const Routing& routing) const {
+at::Tensor RouterBalance::probability_gradient(const Routing& routing, int64_t first_token) const {
   if (scale_ == 0) {
     return {};
   }
   const double factor = scale_ * static_cast<double>(experts_) / (rows() * rows());
-  return real_N1_.expand_as(routing.probs_NE) * (visits_E_ * factor);
+  const at::Tensor real_N1 = real_N1_.narrow(0, first_token, routing.probs_NE.size(0));
+  return real_N1.expand_as(routing.probs_NE) * (visits_E_ * factor);
 }
 
 } // namespace distill::models

@@ -34,12 +34,13 @@ class RouterBalance {
   RouterBalance(
       const ModelConfig& config, at::Tensor sums, const at::Tensor& real_N, int64_t real_tokens, double scale);
 
-  // In the forward pass, router after router.
-  void observe(const Routing& routing);
+  // In the forward pass, router after router. `first_token`: that of the routing, whose tokens may be a part of the
+  // micro-batch's; the last part ends with the micro-batch's last token.
+  void observe(const Routing& routing, int64_t first_token = 0);
   // Call when all of them have been observed.
   void finish_forward();
   // The gradient of the loss by a router's probabilities [N, E]; undefined: there is no such loss.
-  at::Tensor probability_gradient(const Routing& routing) const;
+  at::Tensor probability_gradient(const Routing& routing, int64_t first_token = 0) const;
 
  private:
   double rows() const;

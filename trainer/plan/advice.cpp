@@ -6,6 +6,7 @@ namespace {
 constexpr size_t kMaxChanges = 3;
 constexpr char kActivation[] = "memory.activation";
 constexpr char kOptimizer[] = "memory.optimizer";
+constexpr char kTiles[] = "memory.tile_tokens";
 constexpr int64_t kGpusOfANode = 8;
 
 // A key and a value with which the run may fit.
@@ -31,6 +32,12 @@ std::vector<Candidate> candidates_of(const PlanRequest& request) {
   if (!std::holds_alternative<config::Automatic>(config.memory.optimizer) &&
       config.student.dtype != config::ComputeDtype::kFloat8) {
     add(kOptimizer, "auto", [](config::Config& c) { c.memory.optimizer = config::Automatic{}; });
+  }
+  if (config.memory.recompute == config::Recompute::kAllButAttention) {
+    add("memory.recompute", "all", [](config::Config& c) { c.memory.recompute = config::Recompute::kAll; });
+  }
+  if (config.memory.tile_tokens != config::kAutomatic) {
+    add(kTiles, "auto", [](config::Config& c) { c.memory.tile_tokens = config::kAutomatic; });
   }
   const device::AllocatorSettings& allocator = request.target.environment.allocator;
   if (config.memory.allocator == device::AllocatorKind::kSegments && !allocator.by_user &&

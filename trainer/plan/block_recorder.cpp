@@ -13,9 +13,11 @@ struct BlockRecorder::Key {
   int64_t tokens = 0;
   int64_t hidden = 0;
   int64_t seq_len = 0;
+  int64_t tile_tokens = 0;
   bool packed = false;
   bool backward = false;
   bool saves = false; // forward: saves tensors for backward; backward: has all of them, not only the input
+  bool has_attention = false; // backward: has attention's output
   bool matrices_are_new = false; // backward: the weight gradients are uninitialised
   // Of both passes. Blocks of one model may differ here, and a step's shadow runs all of them without float8.
   std::vector<bool> float8; // by projection: whether it runs in float8
@@ -138,16 +140,18 @@ BlockRecorder::Recording* BlockRecorder::find(const Key& key) {
 
 models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) {
   const auto key_of = [](const models::BlockContext& context, const models::BlockParams& params, const at::Tensor& x_NH,
-                         bool backward, bool saves, bool matrices_are_new) {
+                         bool backward, bool saves, bool has_attention, bool matrices_are_new) {
     Key key{
         context.kind,
         x_NH.scalar_type(),
         x_NH.size(0),
         x_NH.size(1),
         context.seq.seq_len,
+        context.tile_tokens,
         context.seq.packed,
         backward,
         saves,
+        has_attention,
         matrices_are_new,
         {},
         /*balances=*/context.balance != nullptr};
@@ -161,7 +165,9 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
   functions.forward = [this, &simulation, key_of](
                           const models::BlockContext& context, const models::BlockParams& params,
                           const at::Tensor& x_NH, BlockSaved* saved) {
-    const Key key = key_of(context, params, x_NH, /*backward=*/false, saved != nullptr, /*matrices_are_new=*/false);
+    const Key key = key_of(
+        context, params, x_NH, /*backward=*/false, saved != nullptr, /*has_attention=*/false,
+        /*matrices_are_new=*/false);
     if (const Recording* recording = find(key)) {
       return recording->replay(simulation, x_NH, saved, {});
     }
@@ -174,7 +180,8 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
     const auto products = grads.projections();
     const bool are_new =
         std::any_of(products.begin(), products.end(), [](const auto& product) { return product.second->is_new; });
-    const Key key = key_of(context, params, dy_NH, /*backward=*/true, !saved.input_only(), are_new);
+    const Key key = key_of(
+        context, params, dy_NH, /*backward=*/true, !saved.input_only(), saved.attention.out_NQ.defined(), are_new);
     if (const Recording* recording = find(key)) {
       return recording->replay(simulation, dy_NH, nullptr, saved.all());
     }

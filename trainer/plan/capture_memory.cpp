@@ -61,7 +61,9 @@ absl::StatusOr<MemoryPrediction> predict_capture(
       trainer::load_teacher_alone(config, environment, *mesh, shape.teacher.model()));
   prediction.static_bytes = simulation.allocated();
   const data::Batch batch = simulated_batch(shape);
-  trainer::CaptureStep step(config, *teacher_alone.weights, rows, blocks.functions(simulation));
+  models::BlockFunctions functions = blocks.functions(simulation);
+  functions.tile_tokens = config.memory.forward_tile_tokens();
+  trainer::CaptureStep step(config, *teacher_alone.weights, rows, functions);
   for (int i = 0; i < 2; ++i) {
     step.run(batch);
   }

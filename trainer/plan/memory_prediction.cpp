@@ -101,7 +101,8 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   // This cannot fail, since nothing is read.
   trainer::LoadedModels models =
       *trainer::load_models(config, environment, *mesh, student, shape.teacher, shape.state(host_state));
-  trainer::TrainStep step(config, *mesh, models, {shape.policies, host_activations}, blocks.functions(simulation));
+  trainer::TrainStep step(
+      config, *mesh, models, {shape.policies, host_activations}, shape.blocks(blocks.functions(simulation)));
   prediction.static_bytes = simulation.allocated();
   if (shape.copies()) {
     prediction.peer_bytes = models.student->bytes() + (config.parallel.shard_teacher ? models.teacher.bytes() : 0);

@@ -1,5 +1,6 @@
 #include "trainer/plan/plan.h"
 
+#include <bit>
 #include <numeric>
 #include <set>
 
@@ -269,14 +270,76 @@ absl::StatusOr<Plan> plan_alone(const PlanRequest& request, BlockRecorder& block
   return better || (!plan.fits() && !other.fits()) ? other : plan;
 }
 
+// Sizes of tiles that memory.tile_tokens: auto tries, the largest first. Of a Llama block, a quarter of the tokens is
+// enough for the MLP to need less than the backward pass of attention does; smaller tiles are for wider MLPs. Below
+// 4096 tokens the sums of the weights' gradients, which each tile reads and writes, slow the products down.
+std::vector<int64_t> sizes_of_tiles(int64_t tokens) {
+  constexpr int64_t kLeast = 4096;
+  std::vector<int64_t> sizes;
+  for (const int64_t share : {4, 16}) {
+    const auto size = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens / share)));
+    if (size >= kLeast) {
+      sizes.push_back(size);
+    }
+  }
+  return sizes;
+}
+
+// Whether a plan of the same run with other choices is better.
+bool is_better(const Plan& other, const Plan& plan) {
+  if (other.fits() && plan.fits()) {
+    return has_room(other) == has_room(plan) ? other.time.total() < plan.time.total() : has_room(other);
+  }
+  return other.fits() || (!plan.fits() && other.memory.device_bytes() < plan.memory.device_bytes());
+}
+
+// Decides memory.tile_tokens and memory.recompute where they are auto: without tiles, and everything that is computed
+// again is, unless memory is lacking and others fit or are faster.
+absl::StatusOr<Plan> plan_blocks(const PlanRequest& request, BlockRecorder& blocks) {
+  const config::MemorySection& asked = request.config.memory;
+  const bool chooses_tiles = asked.tile_tokens == config::kAutomatic;
+  const bool chooses_recompute =
+      asked.recompute == config::Recompute::kAuto && std::holds_alternative<config::Automatic>(asked.activation);
+  PlanRequest decided = request;
+  config::MemorySection& memory = decided.config.memory;
+  memory.tile_tokens = std::max<int64_t>(0, memory.tile_tokens);
+  ASSIGN_OR_RETURN(Plan best, plan_alone(decided, blocks));
+  const auto attempt = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(Plan other, plan_alone(decided, blocks));
+    if (is_better(other, best)) {
+      best = std::move(other);
+    }
+    return absl::OkStatus();
+  };
+  const bool lacks = lacks_memory(best);
+  if (has_room(best)) { // gathers are chosen already
+    decided.config.parallel.gather = best.shape.config.parallel.gather;
+    decided.config.parallel.slots = best.shape.config.parallel.slots;
+  }
+  if (chooses_recompute && lacks) {
+    memory.recompute = config::Recompute::kAllButAttention;
+    RETURN_IF_ERROR(attempt());
+    memory.recompute = best.shape.config.memory.recompute;
+  }
+  if (chooses_tiles && lacks) {
+    for (const int64_t size : sizes_of_tiles(best.shape.tokens())) {
+      memory.tile_tokens = size;
+      RETURN_IF_ERROR(attempt());
+    }
+  }
+  best.automatic_tiles = chooses_tiles;
+  best.automatic_recompute = chooses_recompute;
+  return best;
+}
+
 } // namespace
 
 absl::StatusOr<Plan> make_plan(const PlanRequest& request) {
   BlockRecorder blocks;
-  ASSIGN_OR_RETURN(Plan plan, plan_alone(request, blocks));
+  ASSIGN_OR_RETURN(Plan plan, plan_blocks(request, blocks));
   if (!plan.fits()) {
     plan.changes =
-        cheapest_changes(request, [&blocks](const PlanRequest& changed) { return plan_alone(changed, blocks); });
+        cheapest_changes(request, [&blocks](const PlanRequest& changed) { return plan_blocks(changed, blocks); });
   }
   return plan;
 }

@@ -31,6 +31,8 @@ struct Plan {
   StepTime time;
   bool automatic = false; // memory.activation: auto
   bool automatic_state = false; // memory.optimizer: auto
+  bool automatic_tiles = false; // memory.tile_tokens: auto
+  bool automatic_recompute = false; // memory.recompute: auto, with memory.activation: auto
   int64_t mixes = 0; // number of mixes that were chosen from
   int64_t budget_bytes = 0; // limit of tensors' bytes at the peak; 0: none
   int64_t device_bytes = 0; // the device's memory, or memory.limit_gib
@@ -58,7 +60,8 @@ struct PlanRequest {
 };
 
 // InvalidArgument names the key. If no mix fits where memory.activation or memory.optimizer is auto, the plan is for
-// the mix with least memory on the device and lists the limits that it exceeds.
+// the mix with least memory on the device and lists the limits that it exceeds. Where memory.tile_tokens is auto, tiles
+// are taken if nothing fits without them, or if what fits is slower; memory.recompute is chosen by time, too.
 absl::StatusOr<Plan> make_plan(const PlanRequest& request);
 
 } // namespace distill::plan

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "trainer/models/tiles.h"
 #include "trainer/plan/attention_time.h"
 #include "trainer/plan/memory_limits.h"
 #include "trainer/plan/plan.h"
@@ -19,6 +20,29 @@ std::string speed_text(const Change& change, const Plan& plan) {
   return absl::StrFormat(
       "peak %s, %.0f tok/s, %.0f%% of the speed of this plan", bytes_text(change.peak_bytes), change.tokens_per_second,
       100 * factor);
+}
+
+// How many tokens' MLP is computed at a time; empty: that of all.
+std::string tiles_text(const Plan& plan) {
+  const int64_t size = plan.shape.config.memory.tile_tokens;
+  const int64_t count = models::tile_count(plan.shape.tokens(), size);
+  if (count == 1) {
+    return "";
+  }
+  return absl::StrFormat(
+      "%d tiles of %d tokens, computed again in the backward pass%s", count,
+      models::tiles_of(plan.shape.tokens(), size).front().tokens,
+      plan.automatic_tiles ? " (auto: it does not fit without, or is slower)" : "");
+}
+
+// Where blocks run again: ", which compute all but attention again"; empty: they compute all again, or none does.
+std::string recompute_text(const Plan& plan) {
+  const std::vector<models::ActivationPolicy>& policies = plan.shape.policies;
+  const bool any = std::any_of(policies.begin(), policies.end(), models::keeps_input_only);
+  return any && !plan.shape.blocks().recomputes_attention
+      ? absl::StrCat(
+            ", blocks that run again save attention's output", plan.automatic_recompute ? " (auto: it is faster)" : "")
+      : "";
 }
 
 // Policies of blocks, and how they were chosen.
@@ -128,9 +152,10 @@ std::vector<std::string> Plan::lines() const {
   }
   lines.push_back(shape.head.description);
   lines.push_back(absl::StrFormat(
-      "activations: %s; optimizer state: %s; predicted %.4g s a step, %.4g tok/s (%s)",
-      chosen_text(shape.policies, automatic, mixes), chosen_text(shape.places, automatic_state, mixes), time.total(),
-      time.tokens_per_second, machine.text()));
+      "activations: %s%s; %soptimizer state: %s; predicted %.4g s a step, %.4g tok/s (%s)",
+      chosen_text(shape.policies, automatic, mixes), recompute_text(*this),
+      tiles_text(*this).empty() ? "" : absl::StrCat("MLP in ", tiles_text(*this), "; "),
+      chosen_text(shape.places, automatic_state, mixes), time.total(), time.tokens_per_second, machine.text()));
   if (shape.row_bytes() > 0) {
     lines.push_back("teacher's rows: " + reading_text(*this));
   }
@@ -172,7 +197,10 @@ std::string Plan::text() const {
                                      ", which reads %d x %d tokens of its own", shape.config.train.micro_batch_size,
                                      shape.teacher_seq_len())
                                : ""));
-  add_row(text, "activations of blocks", chosen_text(shape.policies, automatic, mixes));
+  if (const std::string tiles = tiles_text(*this); !tiles.empty()) {
+    add_row(text, "MLP of a block", tiles);
+  }
+  add_row(text, "activations of blocks", chosen_text(shape.policies, automatic, mixes) + recompute_text(*this));
   add_row(text, "optimizer state of blocks", chosen_text(shape.places, automatic_state, mixes));
   add_row(text, "loss head", std::string(absl::StripPrefix(shape.head.description, "loss head: ")));
   absl::StrAppendFormat(&text, "time, predicted for %s\n", machine.text());
@@ -231,6 +259,8 @@ std::string Plan::json() const {
   }
   json["activation"] = models::policies_text(shape.policies);
   json["policies"] = policies;
+  json["tile_tokens"] = shape.config.memory.tile_tokens;
+  json["recompute"] = base::enum_name(shape.config.memory.recompute);
   json["optimizer"] = models::policies_text(shape.places);
   json["state_stages"] = shape.state_on_host() ? shape.state_stages : 0;
   json["mixes_considered"] = mixes;

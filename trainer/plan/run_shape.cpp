@@ -62,6 +62,10 @@ absl::StatusOr<RunShape> run_shape(
   RETURN_IF_ERROR(divide_ranks(target, shape));
   RETURN_IF_ERROR(decide_gather(target, shape));
   shape.config.parallel.slots = std::max(config.parallel.slots, config.parallel.prefetch + 1);
+  if (config.memory.recompute == config::Recompute::kAuto) {
+    shape.config.memory.recompute = config::Recompute::kAll;
+  }
+  shape.config.memory.tile_tokens = std::max<int64_t>(0, config.memory.tile_tokens);
   ASSIGN_OR_RETURN(shape.head, trainer::plan_head(config, student, teacher, target.environment, /*needs_grad=*/true));
   const int64_t blocks = student.num_layers();
   ASSIGN_OR_RETURN(shape.policies, config::policies_of_blocks(config.memory.activation, blocks, "memory.activation"));

@@ -9,6 +9,7 @@
 #include "trainer/config/config.h"
 #include "trainer/device/outside_memory.h"
 #include "trainer/models/activation_policy.h"
+#include "trainer/models/block.h"
 #include "trainer/models/model_config.h"
 #include "trainer/sharding/state_memory.h"
 #include "trainer/step/environment.h"
@@ -27,7 +28,9 @@ struct Target {
 
 // Everything about a run that decides its memory and its time: the configuration, the models' shapes, the ranks.
 struct RunShape {
-  config::Config config; // with parallel.gather and parallel.slots decided: copy or nccl, and a number
+  // With parallel.gather, parallel.slots, memory.tile_tokens and memory.recompute decided: copy or nccl, numbers, and
+  // what is computed again.
+  config::Config config;
   models::ModelConfig student;
   trainer::TeacherSpec teacher;
   trainer::Environment environment;
@@ -64,6 +67,12 @@ struct RunShape {
   int64_t communicators() const { // between devices: Mesh's gather, reduce, world and, with replicas, replicate
     return ranks() == 1 ? 0 : replicate > 1 ? 4 : 3;
   }
+  // How the blocks of a run compute. `functions`: what replaces theirs.
+  models::BlockFunctions blocks(models::BlockFunctions functions = {}) const {
+    functions.tile_tokens = config.memory.tile_tokens;
+    functions.recomputes_attention = config.memory.recompute == config::Recompute::kAll;
+    return functions;
+  }
   bool copies() const { // gathers are copies from other ranks' memory
     return config.parallel.gather == config::Gather::kCopy;
   }
@@ -91,7 +100,8 @@ absl::Status divide_ranks(const Target& target, RunShape& shape);
 
 // `teacher_stream`: whether the training data has texts of the teacher's own, which matters with a teacher only.
 // `policies` is left empty if memory.activation is auto, `places` if memory.optimizer is; where parallel.slots is auto,
-// the slots are the fewest. InvalidArgument names the key.
+// the slots are the fewest, and where memory.tile_tokens is, there are no tiles, and where memory.recompute is, all is
+// computed again. InvalidArgument names the key.
 absl::StatusOr<RunShape> run_shape(
     const config::Config& config, const models::ModelConfig& student, const trainer::TeacherSpec& teacher,
     const Target& target, bool teacher_stream);

@@ -29,9 +29,12 @@ std::vector<BlockBytes> saved_bytes(const RunShape& shape) {
     const models::UnitLayout layout = models::block_layout(student, layer);
     models::BlockSaved saved;
     models::block_forward(
-        {student.layer(layer), seq, angles}, models::block_params(layout, at::empty({layout.numel}, compute)), x_NH,
-        &saved);
-    bytes[static_cast<size_t>(kind)] = {.all = saved.bytes(), .input = static_cast<int64_t>(x_NH.nbytes())};
+        {student.layer(layer), seq, angles, /*balance=*/nullptr, shape.config.memory.tile_tokens},
+        models::block_params(layout, at::empty({layout.numel}, compute)), x_NH, &saved);
+    BlockBytes& own = bytes[static_cast<size_t>(kind)];
+    own.all = saved.bytes();
+    own.input = shape.blocks().recomputes_attention ? static_cast<int64_t>(x_NH.nbytes())
+                                                    : models::save_input_and_attention(std::move(saved)).bytes();
   }
   return bytes;
 }

@@ -9,7 +9,7 @@ namespace distill::plan {
 // Bytes that a block of the student saves for its backward pass in one micro-batch.
 struct BlockBytes {
   int64_t all = 0;
-  int64_t input = 0; // the block's input alone, as for recomputation
+  int64_t input = 0; // what it needs to run again: its input, or with memory.recompute also attention's output
 };
 
 // Measures what each of the student's kinds of layers saves, on the block's own forward pass in a simulation.

@@ -1,6 +1,7 @@
 #include "trainer/plan/step_time.h"
 
 #include "trainer/config/dtypes.h"
+#include "trainer/models/tiles.h"
 #include "trainer/plan/attention_time.h"
 #include "trainer/plan/saved_bytes.h"
 
@@ -19,6 +20,11 @@ constexpr double kCopiesCost = 0.5;
 constexpr double kGroupedSpeed = 0.7;
 // Sorting the tokens of a layer by expert, seconds for each of their visits to an expert: 0.13 ms for 65536 there.
 constexpr double kSortSeconds = 2e-9;
+
+// Whether a matrix of a block is one of its MLP's, which may be computed in tiles.
+bool is_of_mlp(const models::ParamLayout& param) {
+  return param.name == "router" || param.name == "gate_up" || param.name == "down";
+}
 
 // [rows, inner] x [inner, columns].
 double product(const Machine& machine, double rows, double inner, double columns, double element, double out_element) {
@@ -170,8 +176,11 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
   // buffer by the first micro-batch and added to it by the others; by each of them, where it is then rounded.
   const double gradient_traffic =
       rounds_gradients(shape) ? 4 : 8 - 4 / static_cast<double>(std::max<int64_t>(1, shape.micro_batches));
+  const auto tiles = static_cast<double>(models::tile_count(run.tokens, shape.config.memory.tile_tokens));
   double products = 0, last = 0,
          backward = 0; // of the forward pass up to the last product, of that, of the backward pass
+  double mlp = 0; // the part of `products` that is the MLP's
+  bool last_is_of_mlp = false;
   for (const models::ParamLayout& param : layout.params) {
     if (!param.is_matrix) {
       continue;
@@ -182,11 +191,17 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
     const Machine at_speed = param.groups > 1 ? slower_products(machine, kGroupedSpeed) : machine;
     const double share = float8_share(config, kind_index, param.name);
     products += last;
-    last = block_product(at_speed, share, rows, inner, columns, e) + other_groups * e / machine.memory_bytes;
+    mlp += last_is_of_mlp ? last : 0;
+    last_is_of_mlp = is_of_mlp(param);
+    // Every tile reads the weight, and adds to its gradient.
+    const double in_other_tiles = last_is_of_mlp ? (tiles - 1) * static_cast<double>(param.numel()) : 0;
+    last = block_product(at_speed, share, rows, inner, columns, e) +
+        (other_groups + in_other_tiles) * e / machine.memory_bytes;
     // In float8 the gradient of the output is rounded, and the weight transposed.
     const double rounding = share * (rows * columns * (e + 1) + 2 * inner * columns);
     // The gradients of experts' weights are made in the compute dtype, and then added.
-    const double weights = other_groups * (2 * e + gradient_traffic) + (param.groups > 1 ? other_groups * 2 * e : 0);
+    const double weights = other_groups * (2 * e + gradient_traffic) + (param.groups > 1 ? other_groups * 2 * e : 0) +
+        in_other_tiles * (e + 8 + 2 * share + (param.groups > 1 ? 2 * e : 0));
     backward += block_product(at_speed, share, rows, columns, inner, e) +
         product(at_speed, inner, rows, columns, e, gradient_traffic) + (rounding + weights) / machine.memory_bytes;
   }
@@ -204,6 +219,12 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
   time.rebuild =
       products + attention.forward + elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
   time.forward = time.rebuild + down;
+  time.rebuild -= shape.blocks().recomputes_attention ? 0 : attention.forward;
+  if (tiles > 1) { // the backward pass computes the MLP again, whatever the policy is
+    time.rebuild -= mlp;
+    backward += mlp + (kind.mlp_norms.after ? down : 0) + 4 * tokens * hidden * e / machine.memory_bytes +
+        (tiles - 1) * kKernelsBackward * machine.launch_seconds;
+  }
   time.backward = backward + attention.backward +
       tokens * (6 * ffn + 14 * hidden + 4 * qkv) * e / machine.memory_bytes + kKernelsBackward * machine.launch_seconds;
   time.reduce = unit_reduce(shape, machine, static_cast<double>(layout.numel));

@@ -21,7 +21,7 @@ struct StepTime {
 // Seconds for one block of a model, the mean over the blocks of its kind.
 struct BlockTime {
   double forward = 0;
-  double rebuild = 0; // recomputation: forward without the last product
+  double rebuild = 0; // recomputation: forward without the last product, or with memory.recompute without attention
   double backward = 0;
   double reduce = 0; // of its gradient
 };

@@ -181,8 +181,12 @@ absl::Status agree_on_gathers(
   const std::vector<models::StatePlace>& places = plan.shape.places;
   const int64_t on_host = std::count_if(places.begin(), places.end(), models::is_on_host);
   const int64_t by_cpu = std::count(places.begin(), places.end(), models::StatePlace::kCpu);
+  constexpr int64_t kNoTiles = std::numeric_limits<int64_t>::max(); // the smallest tiles are for the least memory
+  const int64_t tile = plan.shape.config.memory.tile_tokens > 0 ? plan.shape.config.memory.tile_tokens : kNoTiles;
+  const auto recompute = static_cast<int64_t>(plan.shape.config.memory.recompute);
   const at::Tensor own = at::tensor(
-      {static_cast<int64_t>(plan.shape.copies()), plan.shape.config.parallel.slots, -on_host, -by_cpu}, at::kLong);
+      {static_cast<int64_t>(plan.shape.copies()), plan.shape.config.parallel.slots, -on_host, -by_cpu, tile, recompute},
+      at::kLong);
   at::Tensor all = at::empty({mesh.world_size * own.numel()}, at::kLong);
   mesh.host->all_gather(all, own);
   const at::Tensor least = all.view({mesh.world_size, own.numel()}).amin(0);
@@ -192,6 +196,8 @@ absl::Status agree_on_gathers(
   config::Config agreed = config;
   agreed.parallel.gather = least[0].item<int64_t>() != 0 ? config::Gather::kCopy : config::Gather::kNccl;
   agreed.parallel.slots = least[1].item<int64_t>();
+  agreed.memory.recompute = static_cast<config::Recompute>(least[5].item<int64_t>());
+  agreed.memory.tile_tokens = least[4].item<int64_t>() == kNoTiles ? 0 : least[4].item<int64_t>();
   if (plan.automatic_state) {
     agreed.memory.optimizer =
         plan::state_placement(plan.shape.student.num_layers(), -least[2].item<int64_t>(), -least[3].item<int64_t>());

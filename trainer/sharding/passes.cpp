@@ -58,15 +58,20 @@ class ShardsWalk : public UnitWalk {
   }
 
   at::Tensor run_block(int64_t block, size_t /*batch*/, const at::Tensor& x_NH) override {
-    const models::BlockContext context{model_.config().layer(block), seq_, angles_, balance_};
+    const models::BlockContext context{model_.config().layer(block), seq_, angles_, balance_, functions_.tile_tokens};
     if (store_ == nullptr) {
       return functions_.forward(context, params_, x_NH, /*saved=*/nullptr);
     }
-    if (models::keeps_input_only(store_->policy(block))) {
+    const bool runs_again = models::keeps_input_only(store_->policy(block));
+    if (runs_again && functions_.recomputes_attention) {
       saved_ = models::save_input_only(x_NH);
       return functions_.forward(context, params_, x_NH, /*saved=*/nullptr);
     }
-    return functions_.forward(context, params_, x_NH, &saved_);
+    at::Tensor y_NH = functions_.forward(context, params_, x_NH, &saved_);
+    if (runs_again) {
+      saved_ = models::save_input_and_attention(std::move(saved_));
+    }
+    return y_NH;
   }
 
   void end_block(int64_t block) override {
@@ -194,7 +199,7 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
     for (const auto& [name, projection] : gradients.projections()) {
       projection->is_new = gradient.is_new;
     }
-    const models::BlockContext context{model_.config().layer(block), batch.seq, angles_, balance};
+    const models::BlockContext context{model_.config().layer(block), batch.seq, angles_, balance, block_.tile_tokens};
     dx_NH = block_.backward(context, params, dx_NH, std::move(saved), gradients);
     model_.release(unit);
     model_.reduce(unit, last);

@@ -41,7 +41,9 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   }
   const launch::StopSignal stop("ending the evaluation without a result, then exit code 1");
   const auto start = std::chrono::steady_clock::now();
-  MicroBatchRunner micro(config, *student, teacher);
+  MicroBatchRunner micro(
+      config, *student, teacher, /*memory=*/{},
+      models::BlockFunctions{.tile_tokens = config.memory.forward_tile_tokens()});
   micro.watch_teacher_tokens(inputs.teacher_tokens);
   ASSIGN_OR_RETURN(
       const EvaluationResult result,

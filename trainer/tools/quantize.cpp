@@ -70,8 +70,8 @@ absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request) 
   ASSIGN_OR_RETURN(
       report.search,
       float8_gate::find_exceptions(
-          inputs.teacher.model(), environment, mesh, batches, report.limits, {config.chunks, config.run.progress},
-          memory));
+          inputs.teacher.model(), environment, mesh, batches, report.limits,
+          {config.chunks, config.run.progress, config.memory.forward_tile_tokens()}, memory));
   report.what = absl::StrFormat(
       "%s: %s against the same in %s, on %s, sequences of %d tokens", config.teacher.path,
       models::precision_text(inputs.teacher.model().config, environment.teacher_dtype),

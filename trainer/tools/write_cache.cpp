@@ -295,7 +295,9 @@ absl::StatusOr<CaptureResult> Capture::run() {
   limit_memory(config_, context_.environment(), plan_.memory, plan_.overflows);
   RETURN_IF_ERROR(agree(mesh_, check_precision()));
   ASSIGN_OR_RETURN(teacher_, load_teacher_alone(config_, context_.environment(), mesh_, inputs_.teacher));
-  step_ = std::make_unique<CaptureStep>(config_, *teacher_.weights, plan_.manifest.rows);
+  step_ = std::make_unique<CaptureStep>(
+      config_, *teacher_.weights, plan_.manifest.rows,
+      models::BlockFunctions{.tile_tokens = config_.memory.forward_tile_tokens()});
   RETURN_IF_ERROR(agree(mesh_, write_head()));
   share_head(mesh_, plan_.manifest);
   writer_ = std::make_unique<teacher_cache::PartThread>(folder, plan_.manifest);

@@ -224,6 +224,10 @@ class Machine:
             f"({100 * row.report['speed_error']:+.1f} %) | {seconds:.0f} s |"
         )
 
+        if row.group.startswith("long"):
+            parts = [f"{part} {plan['seconds'][part]:.2f} / {s:.2f}" for part, s in measured["phase_seconds"].items()]
+            self.say(f"\n{row.name}: seconds of a step by part, predicted / measured: {', '.join(parts)}\n")
+
     def compare(self, chosen):
         """Compares the finished rows of a group with each other."""
         done = {row.name: row.report for row in chosen if row.report}
@@ -269,11 +273,18 @@ class Machine:
         return [step for step in map(json.loads, lines) if "loss" in step and "eval" not in step]
 
     def bits_jobs(self):
-        """Threads that train small models under every policy, and a function that compares their losses with keep's."""
+        """Threads that train small models under every policy, and a function that compares their losses.
+
+        They have to be those of keep bit for bit, and in tiles those of keep in the same tiles, which may differ from
+        keep's by rounding.
+        """
         settings = {policy: [f"memory.activation={policy}"] for policy in POLICIES}
         settings["mix"] = ["memory.activation=recompute,offload,offload_input,keep"]
         settings["host"] = ["memory.optimizer=host"]
         settings["mix-host"] = [*settings["mix"], *settings["host"]]
+        settings["attention"] = [*settings["recompute"], "memory.recompute=all_but_attention"]
+        for name in ("keep", "recompute", "mix", "attention"):
+            settings[f"tiles-{name}"] = [*settings[name], "memory.tile_tokens=512"]
         results = {}
 
         def run(gpus, name, devices):
@@ -298,14 +309,20 @@ class Machine:
 
         def report():
             for (gpus, name), found in sorted(results.items()):
-                same = found is not None and found == results[gpus, "keep"]
+                base = "tiles-keep" if name.startswith("tiles-") else "keep"
+                expected = results[gpus, base]
+                same = found is not None and found == expected
+                text = f"equal to {base}" if same else "DIFFERENT"
+                if name == "tiles-keep" and found and results[gpus, "keep"]:
+                    whole = results[gpus, "keep"]
+                    apart = max(abs(a - b) / abs(b) for f, w in zip(found, whole, strict=True) for a, b in zip(f, w))
+                    same = same and apart < 1e-2
+                    text = f"losses and gradient norms within {apart:.1e} of keep's"
                 if not same:
                     self.failed.append(f"{gpus}g-bits-{name}")
-                self.say(
-                    f"| {gpus}g-bits-{name} | {len(found or [])} steps: {'equal to keep' if same else 'DIFFERENT'} |"
-                )
+                self.say(f"| {gpus}g-bits-{name} | {len(found or [])} steps: {text} |")
                 if found and not same:
-                    self.say(f"{name}: {found}\nkeep: {results[gpus, 'keep']}", file="log.txt")
+                    self.say(f"{name}: {found}\n{base}: {expected}", file="log.txt")
 
         every = ",".join(map(str, range(self.gpus)))
         jobs = [(run, 1, name, str(i % self.gpus)) for i, name in enumerate(settings)]

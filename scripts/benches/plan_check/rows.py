@@ -190,6 +190,13 @@ def rows():
     for gpus, length in ((2, 32768), (4, 32768), (2, 65536), (4, 65536)):
         found.append(Row(f"{gpus}g-8b-8b-one-{length}", "long", gpus, "8b", "8b", seq_len=length, batch=1, steps=3,
                          settings=(activation("auto"), budget(130)), limit_s=300))
+    # On one GPU: 65536 tokens on 80 GiB, 131072 on 141. `whole`: without tiles, and all is computed again.
+    whole = ("memory.tile_tokens=0", "memory.recompute=all")
+    for length, limit_s in ((65536, 300), (131072, 500)):
+        for name, group, settings in (("", "long", ()), ("-whole", "long-whole", whole)):
+            found.append(Row(f"1g-8b-8b-one-{length}{name}", group, 1, "8b", "8b", seq_len=length, batch=1, steps=3,
+                             settings=(activation("auto"), "memory.optimizer=auto", *settings), start_s=60,
+                             limit_s=limit_s))
     # With all of the memory a single step would take 10 minutes, so the longest sequence is tried under a
     # smaller limit.
     for gpus, student, teacher, gib in ((1, "1b", "8b", 56), (1, "1b", "8b", 80), (2, "8b", "none", 80),

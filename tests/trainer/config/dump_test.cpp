@@ -21,7 +21,7 @@ std::string another_value(const Field& field) {
     return to_yaml(field, {}) == "true" ? "false" : "true";
   }
   if (const auto* integer = std::get_if<Integer>(&field.kind)) {
-    if (integer->or_auto) {
+    if (integer->or_auto && to_yaml(field, {}) != "auto") {
       return "auto";
     }
     const std::string most = absl::StrCat(std::min<int64_t>(integer->max, 777));

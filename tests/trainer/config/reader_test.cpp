@@ -118,6 +118,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"train: {steps: many}", "train.steps", "an integer", "\"many\" (text)"},
         BadValue{"train: {steps: true}", "train.steps", "an integer", "a boolean"},
         BadValue{"train: {steps: \"10\"}", "train.steps", "an integer", "\"10\""},
+        BadValue{"memory: {tile_tokens: -1}", "memory.tile_tokens", "auto, or an integer from 0", "-1"},
+        BadValue{"memory: {tile_tokens: half}", "memory.tile_tokens", "auto, or an integer", "\"half\" (text)"},
         BadValue{"parallel: {slots: -1}", "parallel.slots", "auto, or an integer from 0 to 4096", "-1"},
         BadValue{"parallel: {slots: all}", "parallel.slots", "auto, or an integer", "\"all\" (text)"},
         BadValue{"train: {steps: auto}", "train.steps", "an integer", "\"auto\" (text)"},

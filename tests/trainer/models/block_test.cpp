@@ -137,18 +137,22 @@ class BlockTest : public DeviceTest {
     at::Tensor y_NH, dx_NH, flat;
   };
 
-  static Gradients run(const Case& c, bool recompute = false) {
+  static Gradients run(
+      const Case& c, bool recompute = false, int64_t tile_tokens = 0, bool recomputes_attention = true) {
     Gradients result;
     const bool fp64 = c.flat.scalar_type() == at::kDouble;
     result.flat = at::zeros({c.layout.numel}, options(fp64 ? at::kDouble : at::kFloat));
     const BlockParams params = block_params(c.layout, c.flat);
     BlockParams grads = block_params(c.layout, result.flat);
+    BlockContext context = c.context();
+    context.tile_tokens = tile_tokens;
     BlockSaved saved;
-    result.y_NH = block_forward(c.context(), params, c.x_NH, &saved);
+    result.y_NH = block_forward(context, params, c.x_NH, recompute && recomputes_attention ? nullptr : &saved);
     if (recompute) {
-      saved = save_input_only(c.x_NH);
+      saved = recomputes_attention ? save_input_only(c.x_NH) : save_input_and_attention(std::move(saved));
     }
-    result.dx_NH = block_backward(c.context(), params, c.dy_NH, std::move(saved), grads);
+    const at::Tensor dy_NH = tile_tokens > 0 ? c.dy_NH.clone() : c.dy_NH; // in tiles it is overwritten
+    result.dx_NH = block_backward(context, params, dy_NH, std::move(saved), grads);
     return result;
   }
 
@@ -203,10 +207,94 @@ TEST_F(BlockTest, RecomputeGivesTheSameBits) {
   for (const Shape& shape : shapes()) {
     const Case c = make_case(shape, at::kFloat);
     const Gradients saved = run(c);
-    const Gradients again = run(c, /*recompute=*/true);
-    EXPECT_TRUE(at::equal(saved.dx_NH, again.dx_NH)) << shape.name;
-    EXPECT_TRUE(at::equal(saved.flat, again.flat)) << shape.name;
+    for (const bool with_attention : {true, false}) {
+      const Gradients again = run(c, /*recompute=*/true, /*tile_tokens=*/0, with_attention);
+      EXPECT_TRUE(at::equal(saved.dx_NH, again.dx_NH)) << shape.name;
+      EXPECT_TRUE(at::equal(saved.flat, again.flat)) << shape.name;
+    }
   }
+}
+
+// What attention's output holds is used: other values give another gradient.
+TEST_F(BlockTest, SavedAttentionIsNotComputedAgain) {
+  const Case c = make_case(shapes()[0]);
+  BlockSaved saved;
+  block_forward(c.context(), block_params(c.layout, c.flat), c.x_NH, &saved);
+  const int64_t all = saved.bytes();
+  saved = save_input_and_attention(std::move(saved));
+  EXPECT_LT(saved.bytes(), all / 2);
+  EXPECT_EQ(saved.tensors().size(), 3U);
+  saved.attention.out_NQ.fill_(0);
+  at::Tensor flat = at::zeros({c.layout.numel}, options());
+  BlockParams grads = block_params(c.layout, flat);
+  block_backward(c.context(), block_params(c.layout, c.flat), c.dy_NH, std::move(saved), grads);
+  EXPECT_EQ(grads.attention.o.weight_OI.abs().max().item<double>(), 0); // dy^T out
+}
+
+// The last tile is smaller than the others, or as large. Sums over tokens are added in another order, by tiles; all
+// else is computed for each token alone.
+TEST_F(BlockTest, TilesGiveTheSameGradients) {
+  for (const Shape& shape : shapes()) {
+    const Case c = make_case(shape);
+    const Gradients whole = run(c);
+    for (const int64_t tile : {7, 16, 47, 48, 1000}) {
+      for (const bool recompute : {false, true}) {
+        SCOPED_TRACE(absl::StrCat(shape.name, ", tiles of ", tile, recompute ? ", recomputed" : ""));
+        const Gradients tiled = run(c, recompute, tile);
+        EXPECT_LT(relative_error(tiled.y_NH, whole.y_NH), 1e-13);
+        EXPECT_LT(relative_error(tiled.dx_NH, whole.dx_NH), 1e-13);
+        for (const ParamLayout& param : c.layout.params) {
+          EXPECT_LT(relative_error(c.layout.view(tiled.flat, param.name), c.layout.view(whole.flat, param.name)), 1e-13)
+              << param.name;
+        }
+      }
+    }
+  }
+}
+
+// Their errors against fp64 are those of the computation without tiles, but for the order in which fp32 sums are added.
+TEST_F(BlockTest, TilesAreAsExactInLowPrecision) {
+  for (const Shape& shape : shapes()) {
+    if (shape.kind.mlp.experts) {
+      continue; // rounding may change the choice of experts
+    }
+    SCOPED_TRACE(shape.name);
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const Case c = make_case(shape, dtype);
+      const Gradients exact = reference(c, at::kDouble);
+      const Gradients whole = run(c), tiled = run(c, /*recompute=*/false, /*tile_tokens=*/16);
+      const auto expect_as_exact = [](const at::Tensor& tile, const at::Tensor& all, const at::Tensor& expected) {
+        EXPECT_LT(relative_error(tile, expected), 1.2 * relative_error(all, expected) + 1e-6);
+      };
+      expect_as_exact(tiled.y_NH, whole.y_NH, exact.y_NH);
+      expect_as_exact(tiled.dx_NH, whole.dx_NH, exact.dx_NH);
+      for (const ParamLayout& param : c.layout.params) {
+        const auto view = [&](const Gradients& gradients) { return c.layout.view(gradients.flat, param.name); };
+        expect_as_exact(view(tiled), view(whole), view(exact));
+      }
+    }
+  }
+}
+
+// What a weight's gradient holds before the first tile is not read where it is new, and is added to where it is not.
+TEST_F(BlockTest, TheFirstTileDecidesWhetherAGradientIsNew) {
+  const Case c = make_case(shapes()[0]);
+  const Gradients once = run(c);
+  const BlockParams params = block_params(c.layout, c.flat);
+  BlockContext context = c.context();
+  context.tile_tokens = 16;
+  at::Tensor flat = at::zeros({c.layout.numel}, options());
+  for (const bool is_new : {true, false}) {
+    BlockParams grads = block_params(c.layout, flat);
+    for (const auto& [name, projection] : grads.projections()) {
+      projection->is_new = is_new;
+      if (is_new && projection->weight_OI.defined()) {
+        projection->weight_OI.fill_(std::numeric_limits<double>::quiet_NaN());
+      }
+    }
+    block_backward(context, params, c.dy_NH.clone(), save_input_only(c.x_NH), grads);
+  }
+  EXPECT_LT(relative_error(flat, once.flat * 2), 1e-12);
 }
 
 // The block's weights in float8, as a model that is trained has them.
@@ -277,6 +365,30 @@ TEST_F(BlockTest, Float8GradientsAreNearThoseOfTheRoundedWeights) {
         gradients[kFloat8Values].item<int64_t>(),
         2 * tokens / kFloat8SampledRows * (64 + 192 + 64 + 128)); // two passes
     EXPECT_GT(counts_of(float8.mlp.down.float8_counts, Float8Operand::kActivations)[kFloat8Values].item<int64_t>(), 0);
+  }
+}
+
+// Rows are rounded one by one, so that tiles change no more than the order of sums does: a value here and there that
+// falls on the other side of a rounding.
+TEST_F(BlockTest, Float8TilesRoundTheSameRows) {
+  const at::ScalarType dtype = test_device().is_cuda() ? at::kBFloat16 : at::kFloat;
+  const DecoderShape sizes{.hidden = 64, .ffn = 96, .heads = 4, .kv_heads = 2, .head_dim = 16};
+  for (const Shape& shape : {Shape{"norms before", sizes, {}}, Shape{"norms after", sizes, with_norms_after()}}) {
+    SCOPED_TRACE(shape.name);
+    const Case c = make_case(shape, dtype);
+    const BlockParams float8 = in_float8(block_params(c.layout, c.flat));
+    Gradients whole, tiled;
+    for (Gradients* result : {&whole, &tiled}) {
+      result->flat = at::zeros({c.layout.numel}, options(at::kFloat));
+      BlockParams grads = block_params(c.layout, result->flat);
+      BlockContext context = c.context();
+      context.tile_tokens = result == &tiled ? 16 : 0;
+      result->y_NH = block_forward(context, float8, c.x_NH, nullptr);
+      result->dx_NH = block_backward(context, float8, c.dy_NH.clone(), save_input_only(c.x_NH), grads);
+    }
+    EXPECT_LT(relative_error(tiled.y_NH, whole.y_NH), 2e-3);
+    EXPECT_LT(relative_error(tiled.dx_NH, whole.dx_NH), 5e-3);
+    EXPECT_LT(relative_error(tiled.flat, whole.flat), 5e-3);
   }
 }
 
@@ -352,7 +464,7 @@ TEST_F(BlockTest, LowPrecisionIsAsCloseAsThePlainComputation) {
   }
 }
 
-// In a simulation of the device, where such a block needs no memory.
+// In a simulation of the device, where such a block needs no memory. In tiles, gate and up (56 KiB) are not saved.
 TEST_F(BlockTest, ALlama8BBlockSaves92KiBPerToken) {
   const ModelConfig config =
       llama_like({.hidden = 4096, .ffn = 14336, .layers = 1, .heads = 32, .kv_heads = 8, .head_dim = 128});
@@ -368,9 +480,44 @@ TEST_F(BlockTest, ALlama8BBlockSaves92KiBPerToken) {
   seq.seq_len = seq.max_seqlen = kTokens;
   seq.segments_host = {0, kTokens};
   const std::vector<RopeAngles> ropes{{angles, angles}};
-  BlockSaved saved;
-  block_forward({config.layer(0), seq, ropes}, block_params(layout, flat), x_NH, &saved);
-  EXPECT_NEAR(static_cast<double>(saved.bytes()) / kTokens / 1024.0, 92.0, 0.5);
+  for (const auto& [tile, kib] : {std::pair<int64_t, double>{0, 92.0}, {kTokens, 92.0}, {kTokens / 4, 36.0}}) {
+    BlockSaved saved;
+    const BlockContext context{config.layer(0), seq, ropes, /*balance=*/nullptr, tile};
+    block_forward(context, block_params(layout, flat), x_NH, &saved);
+    EXPECT_NEAR(static_cast<double>(saved.bytes()) / kTokens / 1024.0, kib, 0.5);
+  }
+}
+
+// A block of the shapes of Llama 8B needs 84 KiB per token beside what it has saved: attention's backward pass.
+TEST_F(BlockTest, TilesBoundWhatTheBackwardPassNeeds) {
+  const ModelConfig config =
+      llama_like({.hidden = 4096, .ffn = 14336, .layers = 1, .heads = 32, .kv_heads = 8, .head_dim = 128});
+  constexpr int64_t kTokens = 65536;
+  const auto peak = [&](int64_t tile) { // KiB per token, weights and gradients left out
+    device::Simulation simulation(c10::DeviceType::CUDA);
+    const auto meta = at::TensorOptions().device(at::kMeta);
+    const UnitLayout layout = unit_layouts(config)[1];
+    const at::Tensor flat = at::empty({layout.numel}, meta.dtype(at::kBFloat16));
+    const at::Tensor gradient = at::empty({layout.numel}, meta.dtype(at::kFloat));
+    const at::Tensor angles = at::empty({kTokens, 64}, meta.dtype(at::kFloat));
+    SequenceInfo seq;
+    seq.batch = 1;
+    seq.seq_len = seq.max_seqlen = kTokens;
+    seq.segments_host = {0, kTokens};
+    const std::vector<RopeAngles> ropes{{angles, angles}};
+    const int64_t before = simulation.allocated();
+    const at::Tensor x_NH = at::empty({kTokens, config.hidden_size}, meta.dtype(at::kBFloat16));
+    const at::Tensor dy_NH = at::empty_like(x_NH);
+    BlockParams grads = block_params(layout, gradient);
+    block_backward(
+        {config.layer(0), seq, ropes, /*balance=*/nullptr, tile}, block_params(layout, flat), dy_NH,
+        save_input_only(x_NH), grads);
+    return static_cast<double>(simulation.use().peak() - before) / kTokens / 1024.0;
+  };
+  const double whole = peak(0), quarters = peak(kTokens / 4);
+  EXPECT_NEAR(whole, 128, 0.5);
+  EXPECT_NEAR(quarters, 84, 0.5);
+  EXPECT_NEAR(peak(kTokens / 16), quarters, 0.5); // smaller tiles need no less
 }
 
 // A plan runs both passes on meta tensors, for which not every op of ATen has a kernel.
@@ -388,13 +535,15 @@ TEST_F(BlockTest, EveryKindOfBlockIsSimulated) {
     seq.positions_N = meta({kBatch * kSeqLen}, at::kLong);
     seq.cu_seqlens = meta(seq.cu_seqlens.sizes(), at::kInt);
     const auto ropes = rope_angles(make_rope_tables(config.ropes, kSeqLen, at::kMeta), seq);
-    const BlockContext context{config.layer(0), seq, ropes};
     const BlockParams params = block_params(layout, meta({layout.numel}, at::kBFloat16));
     BlockParams grads = block_params(layout, meta({layout.numel}, at::kFloat));
     const at::Tensor x_NH = meta({kBatch * kSeqLen, config.hidden_size}, at::kBFloat16);
-    BlockSaved saved;
-    EXPECT_EQ(block_forward(context, params, x_NH, &saved).sizes(), x_NH.sizes());
-    EXPECT_EQ(block_backward(context, params, x_NH, std::move(saved), grads).sizes(), x_NH.sizes());
+    for (const int64_t tile : {0, 20}) {
+      const BlockContext context{config.layer(0), seq, ropes, /*balance=*/nullptr, tile};
+      BlockSaved saved;
+      EXPECT_EQ(block_forward(context, params, x_NH, &saved).sizes(), x_NH.sizes());
+      EXPECT_EQ(block_backward(context, params, x_NH, std::move(saved), grads).sizes(), x_NH.sizes());
+    }
   }
 }
 

@@ -86,6 +86,29 @@ TEST_F(RouterBalanceTest, NumbersLeavePaddingOut) {
   EXPECT_TRUE(at::equal(visits[0], visits[2]));
 }
 
+// Tiles of the tokens, of which the last one completes a router.
+TEST_F(RouterBalanceTest, PartsOfTheTokensAddUpToAllOfThem) {
+  const at::Tensor real_N = padding_mask();
+  const at::Tensor whole_sums = at::zeros({router_sums(config())}, options());
+  const at::Tensor part_sums = at::zeros_like(whole_sums);
+  RouterBalance whole(config(), whole_sums, real_N, kTokens - 4, 0.3),
+      parts(config(), part_sums, real_N, kTokens - 4, 0.3);
+  at::Tensor logits;
+  for (int64_t router = 0; router < kRouters; ++router) {
+    logits = randn({kTokens, kExperts});
+    whole.observe(route(logits, kPerToken));
+    for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 12}, {12, 12}, {24, 5}}) {
+      parts.observe(route(logits.narrow(0, first, count), kPerToken), first);
+    }
+  }
+  whole.finish_forward();
+  parts.finish_forward();
+  EXPECT_LT(relative_error(part_sums, whole_sums), 1e-14);
+  const at::Tensor gradient = whole.probability_gradient(route(logits, kPerToken));
+  const at::Tensor part = parts.probability_gradient(route(logits.narrow(0, 12, 12), kPerToken), 12);
+  EXPECT_LT(relative_error(part, gradient.narrow(0, 12, 12)), 1e-14);
+}
+
 TEST_F(RouterBalanceTest, ModelsWithoutExpertsHaveNoNumbers) {
   EXPECT_EQ(router_count(llama_like({})), 0);
   EXPECT_EQ(router_sums(llama_like({})), 0);

@@ -18,16 +18,18 @@ struct SimulatedMemory {
 SimulatedMemory simulate(
     const config::Config& config, c10::DeviceType target, at::ScalarType dtype, int64_t ranks,
     const std::vector<models::ActivationPolicy>& policies, BlockRecorder* blocks,
-    const models::ModelConfig& student_model = trainer::tiny_model(3)) {
+    const models::ModelConfig& student_model = trainer::tiny_model(3), int64_t tile_tokens = 0,
+    bool recomputes_attention = true) {
   device::Simulation simulation(target);
   const auto mesh = sharding::simulated_mesh(ranks, 1, /*shared_memory=*/ranks > 1);
   const trainer::ModelSource student{student_model, nullptr}, teacher{trainer::tiny_model(2, 32), nullptr};
   trainer::LoadedModels models = *trainer::load_models(
       config, {at::Device(at::kMeta), dtype, dtype}, *mesh, student, trainer::TeacherSpec::running(teacher),
       /*state=*/{});
-  trainer::TrainStep step(
-      config, *mesh, models, {policies, device::HostSlab::simulated()},
-      blocks != nullptr ? blocks->functions(simulation) : models::BlockFunctions{});
+  models::BlockFunctions functions = blocks != nullptr ? blocks->functions(simulation) : models::BlockFunctions{};
+  functions.tile_tokens = tile_tokens;
+  functions.recomputes_attention = recomputes_attention;
+  trainer::TrainStep step(config, *mesh, models, {policies, device::HostSlab::simulated()}, std::move(functions));
   const trainer::GlobalBatch batch = trainer::tiny_batch(config);
   step.run(batch, {.shadow = config.float8.shadow_every > 0});
   step.run(batch, {});
@@ -101,6 +103,29 @@ TEST(BlockRecorder, KindsOfLayersAreToldApart) {
       BlockRecorder blocks;
       const SimulatedMemory dispatched = simulate(config, target, at::kFloat, 1, policies, nullptr, student);
       expect_same(simulate(config, target, at::kFloat, 1, policies, &blocks, student), dispatched);
+    }
+  }
+}
+
+TEST(BlockRecorder, TilesAndSavedAttentionAreToldApart) {
+  using enum models::ActivationPolicy;
+  models::ModelConfig student = trainer::tiny_model(3);
+  student.kinds.push_back(models::with_norms_after(student.kinds[0]));
+  student.layers = {1, 0, 1};
+  const config::Config config = trainer::tiny_config(2);
+  for (const c10::DeviceType target : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    BlockRecorder blocks;
+    for (const int64_t tile : {0, 5, 9}) {
+      for (const auto& policies :
+           {std::vector{kKeep, kOffload, kKeep}, std::vector{kRecompute, kKeep, kOffloadInput}}) {
+        for (const bool recomputes_attention : {true, false}) {
+          const auto run = [&](BlockRecorder* recorder) {
+            return simulate(config, target, at::kFloat, 1, policies, recorder, student, tile, recomputes_attention);
+          };
+          const SimulatedMemory dispatched = run(nullptr);
+          expect_same(run(&blocks), dispatched);
+        }
+      }
     }
   }
 }

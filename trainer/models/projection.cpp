@@ -79,13 +79,9 @@ at::Tensor multiply(const Projection& projection, const Operand& operand) {
 at::Tensor multiply_add(
     const Projection& projection, const Operand& operand, const at::Tensor& residual_NO, bool in_place) {
   TORCH_CHECK(!projection.bias_O.defined(), "a projection with a bias is not added to a residual");
-  at::Tensor y_NO = residual_NO;
-  if (!projection.is_float8() && in_place) {
-    return y_NO.addmm_(operand.values_NI, projection.weight_OI.t());
-  }
-  if (!in_place) {
-    y_NO = at::empty_like(residual_NO);
-  }
+  // In place, too, it is product_add: another algorithm would give a block that runs again other bits than one that
+  // keeps everything.
+  at::Tensor y_NO = in_place ? residual_NO : at::empty_like(residual_NO);
   if (projection.is_float8()) {
     product_add_out(operand.float8, float8_weight(projection), residual_NO, y_NO);
   } else {

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
+
 #include "tests/trainer/step/tiny_step.h"
 #include "trainer/setup/prepared_run.h"
 #include "trainer/sharding/simulated_mesh.h"
@@ -47,13 +49,19 @@ class AgreeOnGathers : public testing::Test {
     config_.parallel.slots = config::kAutomatic;
     inputs_.student.config = tiny_model(5);
   }
-  // This rank's plan, and the one after the other rank has said its decision: whether it copies, its slots, and minus
-  // the number of blocks whose optimizer state it has on the host.
-  std::pair<plan::Plan, plan::Plan> plans(std::vector<int64_t> decision) {
+  // What another rank says of its plan: whether it copies, its slots, the number of blocks whose optimizer state it has
+  // on the host (none of them updated there), its tiles (0: none), and that it recomputes what blocks recompute here.
+  static std::vector<int64_t> said(bool copies, int64_t slots, int64_t on_host, int64_t tile, const plan::Plan& own) {
+    const int64_t no_tiles = std::numeric_limits<int64_t>::max();
+    const auto recompute = static_cast<int64_t>(own.shape.config.memory.recompute);
+    return {copies ? 1 : 0, slots, -on_host, 0, tile > 0 ? tile : no_tiles, recompute};
+  }
+  // This rank's plan, and the one after the other rank has said its decision.
+  std::pair<plan::Plan, plan::Plan> plans(bool copies, int64_t slots, int64_t on_host, int64_t tile = 0) {
     const auto own = plan_memory(config_, environment_, inputs_, ranks_, *mesh_);
     TORCH_CHECK(own.ok(), std::string(own.status().message()));
     plan::Plan agreed = *own;
-    mesh_->host = std::make_unique<OtherRank>(std::move(decision));
+    mesh_->host = std::make_unique<OtherRank>(said(copies, slots, on_host, tile, *own));
     const absl::Status status = agree_on_gathers(config_, environment_, inputs_, ranks_, *mesh_, agreed);
     TORCH_CHECK(status.ok(), std::string(status.message()));
     return {*own, agreed};
@@ -61,7 +69,7 @@ class AgreeOnGathers : public testing::Test {
 };
 
 TEST_F(AgreeOnGathers, NothingChangesWhereAllDecideAlike) {
-  const auto [own, agreed] = plans({1, 5, 0});
+  const auto [own, agreed] = plans(true, 5, 0);
   EXPECT_TRUE(own.shape.copies());
   EXPECT_EQ(own.shape.config.parallel.slots, 5); // all blocks
   EXPECT_TRUE(agreed.shape.copies());
@@ -70,7 +78,7 @@ TEST_F(AgreeOnGathers, NothingChangesWhereAllDecideAlike) {
 }
 
 TEST_F(AgreeOnGathers, TheRankWithTheLeastRoomDecides) {
-  const auto [own, agreed] = plans({0, 3, 0});
+  const auto [own, agreed] = plans(false, 3, 0);
   EXPECT_TRUE(own.shape.copies());
   EXPECT_FALSE(agreed.shape.copies());
   EXPECT_EQ(agreed.shape.config.parallel.slots, 3);
@@ -79,10 +87,16 @@ TEST_F(AgreeOnGathers, TheRankWithTheLeastRoomDecides) {
 
 TEST_F(AgreeOnGathers, TheRankWithTheMostStateOnTheHostDecides) {
   config_.memory.optimizer = config::Automatic{};
-  const auto [own, agreed] = plans({1, 5, -2});
+  const auto [own, agreed] = plans(true, 5, 2);
   EXPECT_FALSE(own.shape.state_on_host());
   EXPECT_EQ(models::policies_text(agreed.shape.places), "device*2,host*2,device");
   EXPECT_GT(agreed.memory.host_optimizer, 0);
+}
+
+TEST_F(AgreeOnGathers, TheRankWithTheSmallestTilesDecides) {
+  const auto [own, agreed] = plans(true, 5, 0, 4);
+  EXPECT_EQ(own.shape.config.memory.tile_tokens, 0);
+  EXPECT_EQ(agreed.shape.config.memory.tile_tokens, 4);
 }
 
 TEST_F(AgreeOnGathers, WhatIsReportedIsThePlanThatTheRanksAgreedOn) {
@@ -90,7 +104,7 @@ TEST_F(AgreeOnGathers, WhatIsReportedIsThePlanThatTheRanksAgreedOn) {
   prepared.plan = *plan_memory(config_, environment_, inputs_, ranks_, *mesh_);
   prepared.inputs = inputs_;
   const std::vector<std::string> own = prepared.plan.lines();
-  mesh_->host = std::make_unique<OtherRank>(std::vector<int64_t>{0, 3, 0});
+  mesh_->host = std::make_unique<OtherRank>(said(false, 3, 0, 0, prepared.plan));
   const absl::Status status = settle_plan(config_, environment_, ranks_, *mesh_, prepared);
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_FALSE(prepared.plan.shape.copies());
@@ -100,7 +114,7 @@ TEST_F(AgreeOnGathers, WhatIsReportedIsThePlanThatTheRanksAgreedOn) {
 
 TEST_F(AgreeOnGathers, ARankThatCannotDoMoreLeavesItsPlanAlone) {
   config_.parallel.slots = 2;
-  const auto [own, agreed] = plans({1, 5, 0});
+  const auto [own, agreed] = plans(true, 5, 0);
   EXPECT_TRUE(agreed.shape.copies());
   EXPECT_EQ(agreed.shape.config.parallel.slots, 2);
   EXPECT_EQ(agreed.memory.peak(), own.memory.peak());

@@ -484,7 +484,7 @@ PLANS = [
         "memory.limit_gib=1e-6"], code=4),
     Row("unknown place of the optimizer", ["memory.optimizer", "host*24,device*8", "found \"disk\""],
         args=dry_run("memory.optimizer=disk")),
-    Row("places of other blocks", ["memory.optimizer", "device, host for each of the student's 1 blocks, found 3"],
+    Row("places of other blocks", ["memory.optimizer", "device, host, cpu for each of the student's 1 blocks, found 3"],
         args=dry_run('memory.optimizer="host*2,device"')),
     Row("machine is missing", ["memory.machine", "one of H200, H100-SXM", "found gone.json"],
         args=dry_run("memory.machine=gone.json")),

@@ -49,12 +49,14 @@ def test_dry_run_checks_a_good_job_and_writes_nothing(distill, job):
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
 def test_example_configs_pass_a_dry_run_on_tiny_models(distill, name, place):
     config = ROOT / "configs" / name
+    text_of_rounds = ("onpolicy.prompts=train", "onpolicy.max_new_tokens=8", "onpolicy.completions=0")
+    is_onpolicy = "\nonpolicy:" in config.read_text()
     overrides = [
         part
         for text in (
+            *(text_of_rounds if is_onpolicy else ("data.train=train",)),
             "student.path=student",
             "teacher.path=teacher",
-            "data.train=train",
             "data.eval=eval.dtok",
             "data.seq_len=32",
             "data.teacher_seq_len=64",

@@ -41,9 +41,13 @@ class Rivals:
         run = place / "run"
         file = self.disturber.config(place)
         delay = self.random.random() ** 3 * (self.disturber.startup + self.disturber.cycle)
-        first = Job(file, outputs[0], *self.flags(kind))
+        flags = [self.flags(kind), self.flags(kind)]
+        if self.refused_in_use == 0:  # until two jobs have met, both want the folder, and the first one has it for long
+            delay = self.random.random() * self.disturber.cycle / 2
+            flags = [["--overwrite"], ["--overwrite"]]
+        first = Job(file, outputs[0], *flags[0])
         time.sleep(delay)
-        jobs = [first, Job(file, outputs[1], *self.flags(kind))]
+        jobs = [first, Job(file, outputs[1], *flags[1])]
         codes = [job.wait() for job in jobs]
         for code, job in zip(codes, jobs, strict=True):
             expect(code in (0, 2), f"exit code {code} of one of two jobs\n{job.text()[-3000:]}")

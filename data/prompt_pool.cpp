@@ -29,7 +29,7 @@ PromptPool::Cut PromptPool::cut(const Shard& shard, int64_t document) const {
 
 absl::StatusOr<std::unique_ptr<PromptPool>> PromptPool::open(const PromptPoolOptions& options) {
   base::ProblemList problems;
-  std::unique_ptr<PromptPool> pool(new PromptPool());
+  auto pool = std::make_unique<PromptPool>();
   pool->options_ = options;
   std::vector<double> weights;
   for (const DataSource& spec : options.sources) {

@@ -84,8 +84,10 @@ TEST(Packing, WithoutAShuffleLosesLittleEvenToLongSequences) {
 TEST(Packing, DISABLED_Measure) {
   std::mt19937_64 generator(1);
   std::lognormal_distribution<double> length(6.0, 1.2);
+  constexpr int64_t kDocuments = 10'000'000;
   std::vector<int64_t> lengths;
-  for (int64_t i = 0; i < 10'000'000; ++i) {
+  lengths.reserve(kDocuments);
+  for (int64_t i = 0; i < kDocuments; ++i) {
     lengths.push_back(static_cast<int64_t>(std::clamp(length(generator), 1.0, 200000.0)));
   }
   for (const int64_t seq_len : {1024, 2048, 8192, 32768, 131072}) {

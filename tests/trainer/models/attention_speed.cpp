@@ -2,13 +2,12 @@
 // products, which heads of more than 256 and capped scores take.
 #include <ATen/ATen.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <functional>
 
+#include "tests/trainer/models/gpu_time.h"
 #include "trainer/models/layer_kind.h"
 #include "trainer/models/ops/attention.h"
 
@@ -16,23 +15,6 @@ namespace distill::models {
 namespace {
 
 constexpr int64_t kTokens = 8192;
-constexpr int kRuns = 10;
-
-double milliseconds(const std::function<void()>& call) {
-  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-  const c10::Stream stream = guard.getStream({at::kCUDA, 0});
-  for (int i = 0; i < 3; ++i) {
-    call();
-  }
-  c10::Event start(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT), end(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
-  start.record(stream);
-  for (int i = 0; i < kRuns; ++i) {
-    call();
-  }
-  end.record(stream);
-  end.synchronize();
-  return start.elapsedTime(end) / kRuns;
-}
 
 struct Shape {
   const char* name;
@@ -51,8 +33,9 @@ void report(const Shape& shape) {
   const AttentionOptions options = spec.options();
   at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
   const AttentionResult result = attention_forward(q, k, v, seq, options);
-  const double forward = milliseconds([&] { attention_forward(q, k, v, seq, options); });
-  const double backward = milliseconds([&] { attention_backward(dout, q, k, v, result, seq, options, dq, dk, dv); });
+  const double forward = gpu_milliseconds([&] { attention_forward(q, k, v, seq, options); });
+  const double backward =
+      gpu_milliseconds([&] { attention_backward(dout, q, k, v, result, seq, options, dq, dk, dv); });
   // What the backward pass holds beside inputs and results.
   c10::DeviceAllocator* allocator = at::getDeviceAllocator(at::kCUDA);
   allocator->resetPeakStats(0);
@@ -99,7 +82,7 @@ TEST(AttentionSpeed, EfficientAttentionOfATen) {
   }
   const auto bf16 = at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA);
   const at::Tensor q = at::randn({1, 32, kTokens, 512}, bf16), k = at::randn_like(q), v = at::randn_like(q);
-  const double ms = milliseconds([&] {
+  const double ms = gpu_milliseconds([&] {
     at::_scaled_dot_product_efficient_attention(
         q, k, v, /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true, /*dropout_p=*/0.0, /*is_causal=*/true);
   });

@@ -1,13 +1,12 @@
 // Measures the parts of a layer with experts at the shapes of Qwen3-30B-A3B, 8192 tokens in bf16, and dense products of
 // as many operations.
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <functional>
 
+#include "tests/trainer/models/gpu_time.h"
 #include "trainer/models/moe_layer.h"
 #include "trainer/models/ops/glu.h"
 #include "trainer/models/ops/grouped_linear.h"
@@ -20,24 +19,8 @@ constexpr int64_t kTokens = 8192, kHidden = 2048, kFfn = 768, kExperts = 128, kP
 constexpr int64_t kVisits = kTokens * kPerToken;
 constexpr int kRuns = 30;
 
-double milliseconds(const std::function<void()>& call) {
-  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-  const c10::Stream stream = guard.getStream({at::kCUDA, 0});
-  for (int i = 0; i < 5; ++i) {
-    call();
-  }
-  c10::Event start(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT), end(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
-  start.record(stream);
-  for (int i = 0; i < kRuns; ++i) {
-    call();
-  }
-  end.record(stream);
-  end.synchronize();
-  return start.elapsedTime(end) / kRuns;
-}
-
 double report(const char* name, double flops, const std::function<void()>& call) {
-  const double ms = milliseconds(call);
+  const double ms = gpu_milliseconds(call, kRuns);
   std::printf("%-44s %8.3f ms", name, ms);
   if (flops > 0) {
     std::printf(" %6.0f TFLOP/s", flops / ms * 1e-9);

@@ -56,7 +56,7 @@ ALLOWED = {
     "trainer/report": {"data/base", "trainer/run_folder"},
     "trainer/loader": {"data", "trainer/sharding", "trainer/step"},
     "trainer/onpolicy": {
-        "data", "trainer/checkpoint", "trainer/config", "trainer/hf", "trainer/launch", "trainer/metrics",
+        "data", "trainer/checkpoint", "trainer/config", "trainer/hf", "trainer/launch", "trainer/run_folder",
         "trainer/sharding"},
     "trainer/setup": {
         "data", "losses", "trainer/config", "trainer/device", "trainer/hf", "trainer/launch", "trainer/metrics",

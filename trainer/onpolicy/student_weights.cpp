@@ -10,9 +10,8 @@
 #include "data/base/json.h"
 #include "data/base/status_macros.h"
 #include "trainer/hf/model_checksums.h"
-#include "trainer/hf/save_model.h"
-#include "trainer/metrics/task_progress.h"
 #include "trainer/onpolicy/round_folder.h"
+#include "trainer/run_folder/trained_model.h"
 
 namespace distill::onpolicy {
 namespace {
@@ -44,33 +43,19 @@ absl::StatusOr<StudentWeights> write_student_weights(
     const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh, int64_t step) {
   const auto began = std::chrono::steady_clock::now();
   StudentWeights weights;
-  int64_t gathered = 0;
-  metrics::TaskProgress progress(
-      "writing the student's weights", student.num_units(), "units",
-      mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone);
-  const auto flat = [&](size_t unit) -> absl::StatusOr<at::Tensor> {
-    progress.update(gathered++);
-    return student.gather_master(static_cast<int64_t>(unit), mesh.gather.get());
-  };
+  std::string folder;
+  if (mesh.is_main()) {
+    folder = weights_folder(config);
+    remove_student_weights(config); // so that memory never holds two of them
+  }
+  // What the student computes with: rounded further, it would be another student.
+  const at::ScalarType dtype = student.options().compute_dtype == at::kFloat ? at::kFloat : at::kBFloat16;
+  RETURN_IF_ERROR(trainer::write_student(config, student, mesh, folder, dtype, "writing the student's weights"));
   absl::Status status;
   if (mesh.is_main()) {
-    weights.folder = weights_folder(config);
-    remove_student_weights(config); // so that memory never holds two of them
-    hf::SaveOptions options;
-    options.config_folder = config.student.path;
-    options.tokenizer = config.student.tokenizer;
-    // What the student computes with: rounded further, it would be another student.
-    options.dtype = student.options().compute_dtype == at::kFloat ? at::kFloat : at::kBFloat16;
-    options.replace = true;
-    status = hf::save_model(weights.folder, student.config(), flat, options);
-  }
-  while (gathered < student.num_units()) { // of ranks that do not write, or that remain after a failed write
-    flat(static_cast<size_t>(gathered)).IgnoreError();
-  }
-  if (mesh.is_main() && status.ok()) {
-    auto version = version_of(weights.folder, step);
+    auto version = version_of(folder, step);
     status = version.status();
-    weights.version = std::move(version).value_or("");
+    weights = {folder, std::move(version).value_or("")};
   }
   RETURN_IF_ERROR(sharding::agree(mesh, status));
   weights.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();

@@ -28,30 +28,35 @@ absl::Status check_trained_model(const config::Config& config, const std::string
   return absl::OkStatus();
 }
 
-absl::Status save_trained_model(
-    const config::Config& config, sharding::ModelShards& student, const sharding::Mesh& mesh) {
+absl::Status write_student(
+    const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh,
+    const std::string& folder, at::ScalarType dtype, const char* task) {
   hf::SaveOptions options;
   options.config_folder = config.student.path;
   options.tokenizer = config.student.tokenizer;
-  options.dtype = config::scalar_type(config.checkpoint.model_dtype, student.config());
+  options.dtype = dtype;
   options.replace = true;
   int64_t gathered = 0;
   metrics::TaskProgress progress(
-      "writing the model", student.num_units(), "units",
-      mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone);
+      task, student.num_units(), "units", mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone);
   const auto flat = [&](size_t unit) -> absl::StatusOr<at::Tensor> {
     progress.update(gathered++);
     return student.gather_master(static_cast<int64_t>(unit), mesh.gather.get());
   };
   absl::Status status;
   if (mesh.is_main()) {
-    status = hf::save_model(trained_model_folder(config), student.config(), flat, options);
+    status = hf::save_model(folder, student.config(), flat, options);
   }
-  while (gathered <
-         student.num_units()) { // the gathers of ranks that do not write, or that remain after a failed write
+  while (gathered < student.num_units()) { // of ranks that do not write, or that remain after a failed write
     flat(static_cast<size_t>(gathered)).IgnoreError();
   }
   return sharding::agree(mesh, status);
+}
+
+absl::Status save_trained_model(
+    const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh) {
+  const at::ScalarType dtype = config::scalar_type(config.checkpoint.model_dtype, student.config());
+  return write_student(config, student, mesh, trained_model_folder(config), dtype, "writing the model");
 }
 
 } // namespace distill::trainer

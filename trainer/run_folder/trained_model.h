@@ -1,6 +1,7 @@
 #pragma once
 
 #include <absl/status/status.h>
+#include <c10/core/ScalarType.h>
 
 #include <string>
 
@@ -16,9 +17,15 @@ std::string trained_model_folder(const config::Config& config);
 // Ok where that folder holds a whole model that was written after the file `since`, the marker of the last checkpoint.
 absl::Status check_trained_model(const config::Config& config, const std::string& since);
 
-// Writes the student to that folder in Hugging Face's format, in checkpoint.model_dtype. All ranks must call it, since
-// the units are all-gathered; rank 0 writes. Returns the same status on all ranks.
+// Writes the student to `folder` in Hugging Face's format, in `dtype`, and replaces what is there. All ranks must call
+// it; one unit at a time is all-gathered, and rank 0 writes. `task` is what the progress line says. Returns the same
+// status on all ranks.
+absl::Status write_student(
+    const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh,
+    const std::string& folder, at::ScalarType dtype, const char* task);
+
+// The same to the folder of the trained student, in checkpoint.model_dtype.
 absl::Status save_trained_model(
-    const config::Config& config, sharding::ModelShards& student, const sharding::Mesh& mesh);
+    const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh);
 
 } // namespace distill::trainer

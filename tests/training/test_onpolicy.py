@@ -82,6 +82,11 @@ def losses(run):
     return [(record["step"], record["loss"], record["grad_norm"]) for record in tiny.read_metrics(run)[0]]
 
 
+def mark_of(tmp_path):
+    """A word for the command lines of a test's engines; tests that run side by side may have folders of one name."""
+    return "mark" + str(tmp_path).replace("/", "-")
+
+
 def processes_with(mark):
     listed = subprocess.run(["ps", "-ww", "-eo", "args="], capture_output=True, text=True).stdout.splitlines()
     return [line for line in listed if mark in line]
@@ -184,7 +189,7 @@ def test_completions_fill_sequences_evenly_when_there_are_more(tmp_path, config)
 )
 def test_a_broken_engine_is_named_and_loses_nothing(tmp_path, config, fault, says):
     """The first round is good, the second one is not; a repaired engine goes on, as if nothing had been wrong."""
-    mark = f"mark-{tmp_path.name}"
+    mark = mark_of(tmp_path)
     broken = f"if [ {{round}} = 1 ]; then {command('--fault', fault, '--mark', mark)}; else {command()}; fi"
     settings = config("run", broken, onpolicy={"timeout_s": 2 if fault == "hang" else 600})
     done = tiny.distill("--config", tiny.write_config(tmp_path, settings), code=tiny.RUNTIME_FAILURE)
@@ -219,7 +224,7 @@ def test_killed_runs_go_on_with_the_completions_that_are_there(tmp_path, config,
     engine dies with the run."""
     own = {"staleness": staleness}
     undisturbed = tiny.train(tmp_path, config("undisturbed", onpolicy=own))
-    mark = f"mark-{tmp_path.name}"
+    mark = mark_of(tmp_path)
     slow = command("--slow", 0.1, "--mark", mark)
     settings = config("run", slow, onpolicy=own, checkpoint={"every": 1, "async": False})
     path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
@@ -262,7 +267,7 @@ def test_killed_runs_go_on_with_the_completions_that_are_there(tmp_path, config,
 @pytest.mark.parametrize("kind", ["command", "server"])
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_killed_thirty_times_at_random_instants(tmp_path, config, staleness, kind):
-    mark, random = f"mark-{tmp_path.name}", np.random.default_rng(5)
+    mark, random = mark_of(tmp_path), np.random.default_rng(5)
 
     def settings(name, **more):
         if kind == "command":
@@ -327,7 +332,7 @@ def http_settings(config, name, kind, mark, fault=""):
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_a_server_lives_through_all_rounds_and_ends_with_the_run(tmp_path, config, kind):
-    mark = f"mark-{tmp_path.name}"
+    mark = mark_of(tmp_path)
     run = tiny.train(tmp_path, http_settings(config, "run", kind, mark))
     assert not processes_with(mark)
     for number in range(3):
@@ -337,7 +342,7 @@ def test_a_server_lives_through_all_rounds_and_ends_with_the_run(tmp_path, confi
 
 
 def test_a_server_ends_when_the_run_is_killed(tmp_path, config):
-    mark = f"mark-{tmp_path.name}"
+    mark = mark_of(tmp_path)
     settings = http_settings(config, "run", "vllm", mark)
     settings["train"]["steps"] = 1000
     path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
@@ -350,7 +355,7 @@ def test_a_server_ends_when_the_run_is_killed(tmp_path, config):
 
 
 def test_a_server_that_dies_or_keeps_its_weights_is_named(tmp_path, config):
-    mark = f"mark-{tmp_path.name}"
+    mark = mark_of(tmp_path)
     dies = tiny.write_config(tmp_path / "dies", http_settings(config, "dies", "sglang", mark, "dies"))
     error = tiny.distill("--config", dies, code=tiny.RUNTIME_FAILURE).stderr
     assert "onpolicy.server ended with exit code 7" in error and "illegal memory access" in error
@@ -361,7 +366,7 @@ def test_a_server_that_dies_or_keeps_its_weights_is_named(tmp_path, config):
 
 
 def test_a_signal_ends_the_engine_and_the_run_goes_on_later(tmp_path, config):
-    mark = f"mark-{tmp_path.name}"
+    mark = mark_of(tmp_path)
     settings = config("run", command("--slow", 0.3, "--mark", mark))
     path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
     job = subprocess.Popen([tiny.binary(), "--config", path], stdout=subprocess.DEVNULL, env=tiny.environment())

@@ -57,7 +57,7 @@ def finals(results, row):
 
 def test_everything_is_there_and_what_is_left_out_is_named(finished):
     _, results, output = finished
-    assert "left out: on_policy: the trainer cannot train on the student's own text yet" in output
+    assert "left out: on_policy: the study has no on-policy phase yet" in output
     assert "to do" not in output
     names = {file.stem for file in results.glob("*.json")}
     assert {"capture-hidden", "model-teacher", "model-half"} <= names

@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from rollout.exchange import read_requests
-from rollout.servers import SERVERS, Connection, ServerError, recognise, wait_for
+from rollout.servers import SERVERS, Connection, ServerError, wait_for
 from shared.command_line import argument_parser, at_least, fail
 
 TRIES = 3
@@ -45,7 +45,7 @@ def arguments():
 
 def load_weights(server, connection, args):
     began = time.monotonic()
-    if args.sleep and (server.name == "sglang" or server.asleep(connection)):
+    if server.asleep(connection):
         server.wake(connection, args.model, args.version)
     else:
         server.load(connection, args.model, args.version)
@@ -70,8 +70,8 @@ def main():
     began, tokens, lock = time.monotonic(), 0, threading.Lock()
     try:
         connection = Connection(args.url, args.timeout)
-        wait_for(Connection(args.url, min(args.timeout, 10)), args.wait)
-        server = (SERVERS[args.kind] if args.kind != "auto" else recognise(connection))(connection)
+        # /health of SGLang takes up to 20 s to say that the server is not well.
+        server = wait_for(Connection(args.url, min(args.timeout, 30)), args.kind, args.wait)(connection)
         if not args.no_load:
             load_weights(server, connection, args)
         with open(args.output, "a", encoding="utf-8") as output, ThreadPoolExecutor(args.concurrency) as pool:

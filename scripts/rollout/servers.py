@@ -81,6 +81,11 @@ class Vllm:
     def recognised(cls, connection):
         return connection.call("GET", "/version")[0] == 200
 
+    @classmethod
+    def ready(cls, connection):
+        """(whether requests can be sent, what it said); a server that sleeps is ready to be woken."""
+        return health(connection)
+
     def load(self, connection, folder, version):
         connection.json(
             "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}, self.remedy
@@ -131,36 +136,60 @@ class Vllm:
 
 
 class Sglang:
-    """SGLang's own server."""
+    """SGLang's own server, after the source of SGLang 0.5.23. Its log-probabilities are those after the temperature,
+    unless SGLANG_RETURN_ORIGINAL_LOGPROB=1 is set, and a request's seed counts with --enable-deterministic-inference
+    alone."""
 
     name = "sglang"
+    remedy = "this SGLang is too old"
+    # The version of the weights that says that the memory is released. The server does not say so itself, and must then
+    # be asked for no token, not even by /health, and released memory can be taken again once only.
+    ASLEEP = "asleep"
 
     def __init__(self, connection):
         pass
 
+    @staticmethod
+    def info(connection):
+        """What the server says of its model; None: it is no SGLang. 0.5 has the second address under its old name."""
+        for path in ("/model_info", "/get_model_info"):
+            status, text = connection.call("GET", path)
+            if status == 200:
+                return json.loads(text)
+        return None
+
     @classmethod
     def recognised(cls, connection):
-        return connection.call("GET", "/get_model_info")[0] == 200
+        return cls.info(connection) is not None
+
+    @classmethod
+    def ready(cls, connection):
+        """As Vllm.ready(). /health writes a token, which a server that sleeps cannot."""
+        asleep = member(cls.info(connection), "weight_version") == cls.ASLEEP
+        return (True, "asleep") if asleep else health(connection)
 
     def load(self, connection, folder, version):
-        answer = connection.json(
-            "POST",
-            "/update_weights_from_disk",
-            {"model_path": folder, "weight_version": version, "flush_cache": True},
-            "this SGLang is too old",
-        )
+        body = {"model_path": folder, "weight_version": version, "flush_cache": True}
+        answer = connection.json("POST", "/update_weights_from_disk", body, self.remedy)
         if not member(answer, "success"):
             raise ServerError(f"POST /update_weights_from_disk: {member(answer, 'message') or answer}")
 
     def sleep(self, connection):
-        connection.json("POST", "/release_memory_occupation", {}, "start SGLang with --enable-memory-saver")
+        option = "start SGLang with --enable-memory-saver"
+        if member(connection.json("GET", "/server_info", remedy=self.remedy), "enable_memory_saver") is False:
+            raise ServerError(f"GET /server_info: enable_memory_saver is false, so that no memory is freed; {option}")
+        connection.json("POST", "/release_memory_occupation", {}, option)
+        body = {"new_version": self.ASLEEP, "abort_all_requests": False}
+        connection.json("POST", "/update_weight_version", body, self.remedy)
 
     def wake(self, connection, folder, version):
-        connection.json("POST", "/resume_memory_occupation", {}, "start SGLang with --enable-memory-saver")
+        """Memory for the weights first, then the new ones, then the rest."""
+        connection.json("POST", "/resume_memory_occupation", {"tags": ["weights"]}, self.remedy)
         self.load(connection, folder, version)
+        connection.json("POST", "/resume_memory_occupation", {"tags": ["kv_cache", "cuda_graph"]}, self.remedy)
 
     def asleep(self, connection):
-        return False  # it does not say; --sleep wakes it in any case
+        return member(self.info(connection), "weight_version") == self.ASLEEP
 
     def generate(self, connection, row):
         answer = connection.json(
@@ -191,24 +220,25 @@ class Sglang:
 SERVERS = {kind.name: kind for kind in (Vllm, Sglang)}
 
 
-def wait_for(connection, seconds):
-    """Waits until the server answers. ServerError: it did not, with what it did last."""
+def health(connection):
+    status, text = connection.call("GET", "/health")
+    return status == 200, f"GET /health: status {status}: {text[:200]!r}"
+
+
+def wait_for(connection, kind, seconds):
+    """Waits until a server of this kind, `auto`: of any kind, is ready. ServerError: none is, with what it did last."""
     deadline = time.monotonic() + seconds
+    kinds = list(SERVERS.values()) if kind == "auto" else [SERVERS[kind]]
     while True:
+        last = f"none of {', '.join(one.name for one in kinds)} answers: name it with --kind, or look at --url"
         try:
-            status, text = connection.call("GET", "/health")
-            if status == 200:
-                return
-            last = f"GET /health: status {status}: {text[:200]!r}"
-        except ServerError as error:
+            found = next((one for one in kinds if one.recognised(connection)), None)
+            if found is not None:
+                ready, last = found.ready(connection)
+                if ready:
+                    return found
+        except (ServerError, ValueError) as error:
             last = str(error)
         if time.monotonic() > deadline:
             raise ServerError(f"the server was not ready within {seconds:g} s: {last}")
         time.sleep(0.2)
-
-
-def recognise(connection):
-    for kind in SERVERS.values():
-        if kind.recognised(connection):
-            return kind
-    raise ServerError("neither vLLM (GET /version) nor SGLang (GET /get_model_info): name it with --kind")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A server that answers as vLLM's or SGLang's does, for scripts/rollout_http.py: written after their documentation and
-sources (vLLM 0.33, SGLang 0.5). What it writes follows from a request's seed; `fault` makes it break. Started as a
-program, it serves until it is killed."""
+"""A server that answers as vLLM's or SGLang's does, for scripts/rollout_http.py: vLLM's part is written after its
+documentation and sources (0.33), SGLang's after its source alone (0.5.23: entrypoints/http_server.py,
+managers/io_struct.py, managers/tokenizer_manager.py, managers/scheduler_components/weight_updater.py). What it writes
+follows from a request's seed; `fault` makes it break. Started as a program, it serves until it is killed."""
 
 import argparse
 import json
@@ -13,6 +14,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 END = 2
+SGLANG_MEMORY = ("kv_cache", "weights", "cuda_graph")
 
 
 class StandIn:
@@ -22,7 +24,9 @@ class StandIn:
         self.kind, self.fault, self.vocab, self.logprob = kind, fault, vocab, logprob
         self.calls, self.loaded, self.version = [], [], "default"
         self.failures = 0
-        self.asleep = False
+        self.asleep = False  # vLLM
+        self.released = set()  # SGLang
+        self.dead = False  # whether something was asked that ends a real server
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,6 +58,9 @@ class StandIn:
         path = handler.path
         self.calls.append(path)
         status, answer = getattr(self, self.kind)(path, body)
+        if self.dead:
+            handler.connection.shutdown(socket.SHUT_RDWR)
+            return
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         generating = path in ("/v1/completions", "/generate")
         if generating and self.fault == "once" and self.failures < 3:
@@ -117,31 +124,56 @@ class StandIn:
         return (200, b"") if path == "/reset_prefix_cache" else (404, {"detail": "Not Found"})
 
     def sglang(self, path, body):
+        if path in ("/health", "/generate") and self.released:
+            self.dead = True  # it computes with memory that is not there
+            return 500, b""
         if path == "/health":
             return 200, b""
-        if path == "/get_model_info":
-            return 200, {"model_path": "student"}
+        if path in ("/model_info", "/get_model_info") and (self.fault == "old names") == (path == "/get_model_info"):
+            return 200, {"model_path": "student", "is_generation": True, "weight_version": self.version}
+        if path == "/server_info":
+            return 200, {"version": "0.5.23", "enable_memory_saver": self.fault != "no memory saver"}
+        if path == "/update_weight_version":
+            self.version = body["new_version"]
+            return 200, {"success": True, "message": "", "new_version": self.version}
         if path == "/update_weights_from_disk":
-            self.loaded.append(body["model_path"])
-            if self.fault == "dies" and len(self.loaded) == 2:
-                print("server: CUDA error: an illegal memory access", flush=True)
-                os._exit(7)
-            assert body["flush_cache"]
-            if self.fault == "refused":
-                return 200, {"success": False, "message": "The shape of lm_head.weight differs"}
-            if self.fault != "stale":
-                self.version = body["weight_version"]
-            return 200, {"success": True, "message": "ok"}
-        if path in ("/release_memory_occupation", "/resume_memory_occupation"):
-            return 200, b""
+            return self.sglang_update(body)
+        if path == "/release_memory_occupation":
+            self.released = set(body.get("tags") or SGLANG_MEMORY)
+            return 200, None
+        if path == "/resume_memory_occupation":
+            tags = set(body.get("tags") or SGLANG_MEMORY)
+            if not tags <= self.released:
+                self.dead = True  # KeyError in the scheduler, which ends the server
+                return 500, b""
+            self.released -= tags
+            return 200, None
         if path == "/generate":
-            given = body["sampling_params"]
-            ids, reason = self.completion(given["sampling_seed"], given["max_new_tokens"], given["stop_token_ids"][0])
-            info = {"finish_reason": {"type": reason}, "weight_version": self.version}
-            if self.logprob is not None:
-                info["output_token_logprobs"] = [[self.logprob, token, None] for token in ids]
-            return 200, {"text": "", "output_ids": ids, "meta_info": info}
+            return self.sglang_generate(body)
         return 404, {"detail": "Not Found"}
+
+    def sglang_update(self, body):
+        self.loaded.append(body["model_path"])
+        if self.fault == "dies" and len(self.loaded) == 2:
+            print("server: CUDA error: an illegal memory access", flush=True)
+            os._exit(7)
+        assert body["flush_cache"] and "weights" not in self.released
+        answer = {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+        if self.fault == "refused":
+            return 400, answer | {"success": False, "message": "The shape of lm_head.weight differs"}
+        if self.fault != "stale":
+            self.version = body["weight_version"]
+        return 200, answer
+
+    def sglang_generate(self, body):
+        given = body["sampling_params"]
+        ids, reason = self.completion(given["sampling_seed"], given["max_new_tokens"], given["stop_token_ids"][0])
+        finished = {"type": reason} | ({"matched": ids[-1]} if reason == "stop" else {"length": len(ids)})
+        info = {"id": "1", "finish_reason": finished, "prompt_tokens": len(body["input_ids"]),
+                "weight_version": self.version, "completion_tokens": len(ids)}  # fmt: skip
+        if self.logprob is not None:
+            info["output_token_logprobs"] = [[self.logprob, token, None] for token in ids]
+        return 200, {"text": "", "output_ids": ids, "meta_info": info}
 
 
 def main():

@@ -58,27 +58,41 @@ def test_weights_are_loaded_and_every_request_is_answered(tmp_path, rollout, kin
         assert server.loaded == ["/dev/shm/student"]
         loading = [path for path in server.calls if path not in ("/health", "/v1/completions", "/generate")]
         expected = {
-            "vllm": ["/version", "/v1/models", "/collective_rpc", "/reset_prefix_cache"],
-            "sglang": ["/version", "/get_model_info", "/update_weights_from_disk"],
+            "vllm": ["/version", "/v1/models", "/is_sleeping", "/collective_rpc", "/reset_prefix_cache"],
+            "sglang": ["/version", "/model_info", "/model_info", "/model_info", "/update_weights_from_disk"],
         }
         assert loading == expected[kind]
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_a_server_that_shares_gpus_sleeps_between_rounds(rollout, kind):
+CALLS = {
+    "vllm": (
+        ["/collective_rpc", "/reset_prefix_cache", "/sleep?level=2"],
+        ["/wake_up?tags=weights", "/collective_rpc", "/reset_prefix_cache", "/wake_up?tags=kv_cache", "/sleep?level=2"],
+    ),
+    "sglang": (
+        ["/update_weights_from_disk", "/release_memory_occupation", "/update_weight_version"],
+        ["/resume_memory_occupation", "/update_weights_from_disk", "/resume_memory_occupation",
+         "/release_memory_occupation", "/update_weight_version"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_server_that_shares_gpus_sleeps_between_rounds(tmp_path, rollout, kind):
+    """The first round finds a server that is awake, and the second one wakes it: the stand-in for SGLang ends where the
+    real one does, when memory is taken again that was not released, and when it is to write a token without memory."""
+    asked = {path for calls in CALLS[kind] for path in calls}
     with StandIn(kind) as server:
-        rollout(server, "--sleep", "--kind", kind)
-        server.calls.clear()
-        rollout(server, "--sleep", "--kind", kind)
-        calls = [path for path in server.calls if "sleep" in path or "wake" in path or "memory" in path]
-        assert (
-            calls
-            == {
-                "vllm": ["/is_sleeping", "/wake_up?tags=weights", "/wake_up?tags=kv_cache", "/sleep?level=2"],
-                "sglang": ["/resume_memory_occupation", "/release_memory_occupation"],
-            }[kind]
-        )
-        assert len(server.loaded) == 2
+        for expected in CALLS[kind]:
+            server.calls.clear()
+            rollout(server, "--sleep", "--kind", kind)
+            assert [path for path in server.calls if path in asked] == expected
+        assert len(server.loaded) == 2 and len(written(tmp_path)) == 40
+
+
+def test_an_older_sglang_is_recognised_by_its_own_names(rollout):
+    with StandIn("sglang", "old names") as server:
+        assert "sglang has loaded" in rollout(server)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +107,14 @@ def test_a_server_that_shares_gpus_sleeps_between_rounds(rollout, kind):
         ("vllm", "old", ["expected choices[0].token_ids, which return_token_ids asks for"]),
         ("vllm", "template", ["the server read 3 ids in place of [5, "]),
         ("vllm", "no dev mode", ["POST /collective_rpc: expected status 200, found 404", "VLLM_SERVER_DEV_MODE=1"]),
-        ("sglang", "refused", ["POST /update_weights_from_disk: The shape of lm_head.weight differs"]),
+        ("sglang", "refused", ["POST /update_weights_from_disk: expected status 200, found 400", "shape of lm_head"]),
+        ("sglang", "no memory saver", ["enable_memory_saver is false", "start SGLang with --enable-memory-saver"]),
     ],
 )
 def test_a_broken_server_is_named(rollout, kind, fault, says):
     with StandIn(kind, fault) as server:
-        error = rollout(server, "--timeout", "1", code=1)
+        sleeps = ["--sleep"] if fault == "no memory saver" else []
+        error = rollout(server, "--timeout", "1", *sleeps, code=1)
         for text in says:
             assert text in error, error
 

@@ -28,25 +28,28 @@ def next_ids(logits_BV, rows, uniform_B):
     for each row, so that a row's choice depends on its own distribution and seed alone."""
     import torch
 
-    logprobs_BV = torch.log_softmax(logits_BV.float(), -1)
-    chosen = []
-    for row, logits_V, uniform in zip(rows, logits_BV.float(), uniform_B):
-        if row.temperature == 0:
-            chosen.append(int(logits_V.argmax()))
-            continue
-        probabilities_V = torch.softmax(logits_V.double() / row.temperature, -1)
-        order_V = None
-        if row.top_p < 1:
-            probabilities_V, order_V = probabilities_V.sort(descending=True)
-            before_V = probabilities_V.cumsum(0) - probabilities_V
-            probabilities_V = torch.where(before_V < row.top_p, probabilities_V, 0.0)
-        sums_V = probabilities_V.cumsum(0)
-        place = int(torch.searchsorted(sums_V, uniform.to(sums_V) * sums_V[-1], right=True))
-        # Rounding may bring the number to the very end, where there may be tokens of probability 0.
-        place = min(place, int(probabilities_V.nonzero()[-1]))
-        chosen.append(place if order_V is None else int(order_V[place]))
-    ids_B = torch.tensor(chosen, device=logits_BV.device)
-    return chosen, logprobs_BV.gather(1, ids_B[:, None])[:, 0].tolist()
+    logits_BV = logits_BV.float()
+    device = logits_BV.device
+    temperature_B = torch.tensor([row.temperature for row in rows], dtype=torch.float64, device=device)
+    greedy_B = temperature_B == 0
+    probabilities_BV = torch.softmax(logits_BV.double() / torch.where(greedy_B, 1.0, temperature_B)[:, None], -1)
+    order_BV = None
+    if any(row.top_p < 1 for row in rows):
+        top_p_B = torch.tensor([row.top_p for row in rows], dtype=torch.float64, device=device)
+        probabilities_BV, order_BV = probabilities_BV.sort(-1, descending=True)
+        before_BV = probabilities_BV.cumsum(-1) - probabilities_BV
+        probabilities_BV = torch.where((before_BV < top_p_B[:, None]) | (top_p_B[:, None] >= 1), probabilities_BV, 0.0)
+    sums_BV = probabilities_BV.cumsum(-1)
+    wanted_B = torch.stack(list(uniform_B)).to(sums_BV) * sums_BV[:, -1]
+    place_B1 = torch.searchsorted(sums_BV, wanted_B[:, None], right=True)
+    # Rounding may bring the number to the very end, where there may be tokens of probability 0.
+    columns_V = torch.arange(sums_BV.shape[1], device=device)
+    last_B1 = torch.where(probabilities_BV > 0, columns_V, 0).amax(-1, keepdim=True)
+    place_B1 = torch.minimum(place_B1, last_B1)
+    ids_B1 = place_B1 if order_BV is None else order_BV.gather(1, place_B1)
+    ids_B1 = torch.where(greedy_B[:, None], logits_BV.argmax(-1, keepdim=True), ids_B1)
+    logprobs_B = torch.log_softmax(logits_BV, -1).gather(1, ids_B1)[:, 0]
+    return ids_B1[:, 0].tolist(), logprobs_B.tolist()
 
 
 def write_batch(model, tokenizer, rows, write):

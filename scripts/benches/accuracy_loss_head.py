@@ -5,9 +5,9 @@
   ce   the gap is the mean cross-entropy of the labels in nats, as their probability approaches 1
 
 The inputs are bf16 (or --dtype float32). The fp64 reference starts from the same rounded inputs, so that every error
-comes from the computation. The script also measures plain PyTorch with fp32 and with bf16 logits, and with --peers
-Liger-Kernel and cut-cross-entropy if Python can import them (most of their kernels need a GPU). It writes OUT.json and
-OUT.png.
+comes from the computation. The script also measures plain PyTorch with fp32 and with bf16 logits, and with --peers TRL,
+Liger-Kernel, cut-cross-entropy, QuACK and PyTorch's own head if Python can import them (most of their kernels need a
+GPU). It writes OUT.json and OUT.png.
 
 Example: scripts/benches/accuracy_loss_head.py --peers --out results/accuracy
 """
@@ -19,14 +19,13 @@ import math
 import os
 import sys
 
-sys.path.append(os.path.join(script_path.FOLDER, "benches", "loss_head"))
-
 import torch
 
-import heads
-from exact import errors, exact
-from problem import Problem, load_operators, random_problem
-from report import first_line, pyplot
+from loss_head import heads
+from loss_head.exact import errors, exact
+from loss_head.peer_heads import importable_peers
+from loss_head.problem import Problem, load_operators, random_problem
+from loss_head.report import first_line, pyplot
 from shared.command_line import argument_parser
 
 GAPS = [3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001]
@@ -179,7 +178,7 @@ def main():
         alone, all_metrics = heads.ours(metrics="loss"), heads.ours(metrics="all", name="distill, all metrics")
         implementations = [alone, all_metrics, *heads.plain_heads()]
         if args.peers:
-            implementations += heads.importable_peers(kind, device == "cuda", compiled=False)
+            implementations += importable_peers(kind, device == "cuda", compiled=False)[0]
         rows += study(kind, base, args.gaps, implementations, args.beta)
     os.makedirs(os.path.dirname(os.path.abspath(args.out)), exist_ok=True)
     with open(args.out + ".json", "w") as file:

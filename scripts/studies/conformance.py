@@ -20,7 +20,7 @@ import platform
 import sys
 from pathlib import Path
 
-sys.path.append(os.path.join(script_path.FOLDER, "benches", "loss_head"))
+sys.path.append(os.path.join(script_path.FOLDER, "benches"))
 
 import torch
 
@@ -28,7 +28,7 @@ from conformance.cases import CASES
 from conformance.implementations import IMPLEMENTATIONS
 from conformance.measure import measure
 from conformance.page import page
-from problem import load_operators
+from loss_head.problem import load_operators
 from shared.command_line import argument_parser
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -58,10 +58,8 @@ def test_the_accuracy_study_finds_what_rounding_costs(tmp_path):
 
 @pytest.fixture
 def loss_head(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHES / "loss_head"))
-    import exact
-    import heads
-    import problem
+    monkeypatch.syspath_prepend(str(BENCHES))
+    from loss_head import exact, heads, problem
 
     return exact, heads, problem
 
@@ -70,12 +68,24 @@ def loss_head(monkeypatch):
 @pytest.mark.parametrize("teacher_hidden", [0, 24])
 def test_the_exact_losses_are_those_of_autograd(loss_head, beta, teacher_hidden):
     exact, heads, problem = loss_head
-    case = problem.random_problem(70, 31, 16, teacher_hidden, "cpu", torch.float64)
-    case.beta = beta
+    case = problem.random_problem(70, 31, 16, teacher_hidden, "cpu", torch.float64, beta=beta)
     expected = exact.exact(case)
     # The plain computation is written apart, and differentiated by autograd, in fp32.
     found = exact.errors(heads.plain(torch.float32)(case), expected)
     assert max(found.values()) < 1e-5
+
+
+def test_the_table_with_the_peers_has_every_pair_and_who_is_missing(tmp_path):
+    options = "--what table,parts --rehearse --reps 1 --cap 1024 --products 1024"
+    run("bench_loss_head.py", "--library", LIBRARY, *options.split(), "--out", tmp_path / "result")
+    page, rows = (tmp_path / "result.md").read_text(), json.loads((tmp_path / "result.json").read_text())
+    assert page.count("| distill, cap 1024 MiB |") == 18 and page.count("| TRL chunked divergence |") == 12
+    assert "- cut-cross-entropy: not measured, needs a GPU (ce, " in page
+    assert "- torch linear_cross_entropy: not measured, ImportError: torch 2." in page
+    wrong = [row["errors"] for row in rows["table"] if row["name"].startswith("distill")]
+    assert len(wrong) == 36 and all(found["loss"] < 1e-4 and found["d_weight"] < 2e-2 for found in wrong)
+    assert [row["all"]["parts"] for row in rows["parts"]] == [{}] * 7  # a trace needs a GPU
+    assert (tmp_path / "result-parts.md").read_text().count("| Gemma 3 1B <- 4B: V ") == 2
 
 
 def test_the_benchmark_needs_a_gpu_and_says_so():

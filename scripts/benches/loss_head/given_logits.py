@@ -2,7 +2,7 @@
 
 import torch
 
-from timing import interleaved
+from loss_head.timing import interleaved
 
 # Numbers for each element that forward and backward must read and write.
 FORWARD_CE, BACKWARD_CE = 1, 2

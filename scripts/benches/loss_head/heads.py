@@ -1,21 +1,21 @@
-"""Implementations of the fused loss head behind one interface: ours, plain PyTorch, and peers where Python can import
-them. Each `head.run(problem)` does forward and backward and returns a Result of the mean loss."""
+"""Implementations of the fused loss head behind one interface: ours and plain PyTorch; peer_heads.py has the others.
+Each `head.run(problem)` does forward and backward and returns a Result of the mean loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from exact import Result
-from report import first_line
+from loss_head.exact import Result
+
+DIVERGENCES = ("jsd", "forward_kl", "reverse_kl")
 
 
 @dataclass
 class Head:
     name: str
-    kinds: tuple  # of the problems it can do: jsd, ce
+    kinds: tuple  # of the problems it can do: those of DIVERGENCES, ce
     run: Callable
-    needs_gpu: bool = False
 
 
 def leaves(problem):
@@ -75,7 +75,7 @@ class Ours:
 
 def our_autograd(**arguments):
     def loss_of(problem, hidden, weight):
-        if problem.kind == "jsd":
+        if problem.kind != "ce":
             return torch.ops.distill.linear_jsd(
                 hidden, weight, problem.teacher_hidden, problem.teacher_weight, beta=problem.beta, **arguments
             )[0]
@@ -116,87 +116,11 @@ def logits_of(hidden, weight, dtype):
 
 
 def ours(buffers=None, *, name="distill", **arguments):
-    return Head(name, ("jsd", "ce"), Ours(buffers or Buffers(), **arguments))
+    return Head(name, (*DIVERGENCES, "ce"), Ours(buffers or Buffers(), **arguments))
 
 
 def plain_heads():
     return [
-        Head("plain, fp32 logits", ("jsd", "ce"), plain(torch.float32)),
-        Head("plain, bf16 logits", ("jsd", "ce"), plain(torch.bfloat16)),
+        Head("plain, fp32 logits", (*DIVERGENCES, "ce"), plain(torch.float32)),
+        Head("plain, bf16 logits", (*DIVERGENCES, "ce"), plain(torch.bfloat16)),
     ]
-
-
-def liger_chunked(chunk, compiled):
-    from liger_kernel.chunked_loss.jsd_loss import LigerFusedLinearJSDLoss
-
-    modules = {}
-
-    def loss_of(problem, hidden, weight):
-        module = modules.setdefault(
-            problem.beta,
-            LigerFusedLinearJSDLoss(
-                weight_hard_loss=0.0, weight_soft_loss=1.0, beta=problem.beta, compiled=compiled, chunk_size=chunk
-            ),
-        )
-        return module(hidden, weight, problem.teacher_hidden, problem.teacher_weight, problem.targets)
-
-    return of_autograd(loss_of)
-
-
-def liger_jsd(accumulation):
-    from liger_kernel.ops.fused_linear_jsd import LigerFusedLinearJSDFunction
-
-    return of_autograd(
-        lambda problem, hidden, weight: LigerFusedLinearJSDFunction.apply(
-            hidden, weight, problem.teacher_hidden, problem.teacher_weight, None, problem.beta, -100, 1.0, accumulation
-        )
-    )
-
-
-def liger_cross_entropy(accumulation):
-    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
-
-    def loss_of(problem, hidden, weight):
-        result = LigerFusedLinearCrossEntropyFunction.apply(
-            hidden, weight, problem.targets, None, None, -100, 0.0, 0.0, "mean", None, False, accumulation
-        )
-        return result[0] if isinstance(result, tuple) else result
-
-    return of_autograd(loss_of)
-
-
-def cut_cross_entropy(implementation):
-    from cut_cross_entropy import linear_cross_entropy
-
-    return of_autograd(
-        lambda problem, hidden, weight: linear_cross_entropy(hidden, weight, problem.targets, impl=implementation)
-    )
-
-
-# name, kinds, needs a GPU, how it is made. Each is looked up only when asked for.
-PEERS = [
-    ("Liger chunked_loss compiled, chunk 1024", ("jsd",), True, lambda: liger_chunked(1024, compiled=True)),
-    ("Liger chunked_loss compiled, chunk 4096", ("jsd",), True, lambda: liger_chunked(4096, compiled=True)),
-    ("Liger chunked_loss", ("jsd",), False, lambda: liger_chunked(1024, compiled=False)),
-    ("Liger fused_linear_jsd", ("jsd",), True, lambda: liger_jsd(None)),
-    ("Liger fused_linear_jsd, fp32 accumulation", ("jsd",), True, lambda: liger_jsd(torch.float32)),
-    ("Liger FLCE", ("ce",), True, lambda: liger_cross_entropy(None)),
-    ("Liger FLCE, fp32 accumulation", ("ce",), True, lambda: liger_cross_entropy(torch.float32)),
-    ("cut-cross-entropy", ("ce",), True, lambda: cut_cross_entropy("cce")),
-    ("cut-cross-entropy, Kahan full", ("ce",), True, lambda: cut_cross_entropy("cce_kahan_full_c")),
-]
-
-
-def importable_peers(kind, on_gpu, compiled=True):
-    """The peers that Python can import and that this machine can run; says why where one is left out."""
-    found = []
-    for name, kinds, needs_gpu, make in PEERS:
-        if kind not in kinds or (needs_gpu and not on_gpu):
-            continue
-        if on_gpu and ("compiled" in name) != compiled and "chunked_loss" in name:
-            continue
-        try:
-            found.append(Head(name, kinds, make(), needs_gpu))
-        except Exception as error:  # not installed, or not for this machine
-            print(f"  {name}: left out, {first_line(error)}", flush=True)
-    return found

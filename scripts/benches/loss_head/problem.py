@@ -28,14 +28,17 @@ class Problem:
 
     @property
     def kind(self):
-        return "ce" if self.teacher_hidden is None else "jsd"
+        """The name of the loss: ce, or by beta jsd, forward_kl or reverse_kl."""
+        if self.teacher_hidden is None:
+            return "ce"
+        return {0: "forward_kl", 1: "reverse_kl"}.get(self.beta, "jsd")
 
     def loss_arguments(self):
         """Of distill::linear_head_into."""
         caps = {"student_softcap": self.softcap, "teacher_softcap": self.softcap}
         if self.teacher_hidden is None:
             return {"divergence": "none", "hard_weight": 1.0, "soft_weight": 0.0, **caps}
-        return {"divergence": "jsd", "beta": self.beta, **caps}
+        return {"divergence": self.kind, "beta": self.beta, **caps}
 
     def first(self, tokens):
         """The same problem on its first tokens."""
@@ -45,7 +48,7 @@ class Problem:
 
 
 def random_problem(
-    tokens, vocab, hidden, teacher_hidden, device, dtype=torch.bfloat16, logit_scale=1.0, seed=0, softcap=0.0
+    tokens, vocab, hidden, teacher_hidden, device, dtype=torch.bfloat16, logit_scale=1.0, seed=0, softcap=0.0, beta=0.5
 ):
     """Logits of standard deviation `logit_scale`; `teacher_hidden` 0: no teacher."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -58,6 +61,7 @@ def random_problem(
         normal(vocab, hidden, scale=logit_scale * hidden**-0.5),
         torch.randint(0, vocab, (tokens,), device=device, generator=generator),
         softcap=softcap,
+        beta=beta,
     )
     if teacher_hidden:
         problem.teacher_hidden = normal(tokens, teacher_hidden)

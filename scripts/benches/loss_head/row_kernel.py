@@ -2,7 +2,7 @@
 
 import torch
 
-from timing import interleaved
+from loss_head.timing import interleaved
 
 STREAMING, CLUSTER = 2, 1
 LAUNCHES = 5

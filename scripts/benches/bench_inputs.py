@@ -26,7 +26,11 @@ SHAPES = {
     "3b": (3072, 8192, 28, 24, 8, 128),
     "8b": (4096, 14336, 32, 32, 8, 128),
     "70b": (8192, 28672, 80, 64, 8, 128),
+    "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128),
+    "qwen3-1.7b": (2048, 6144, 28, 16, 8, 128),
     "qwen3-4b": (2560, 9728, 36, 32, 8, 128),
+    "qwen3-8b": (4096, 12288, 36, 32, 8, 128),
+    "qwen3-32b": (5120, 25600, 64, 64, 8, 128),
     "qwen3-30b-a3b": (2048, 6144, 48, 32, 4, 128),
     "qwen3-tiny-moe": (256, 512, 4, 4, 2, 64),
     "gemma3-tiny": (256, 512, 6, 4, 2, 64),
@@ -89,6 +93,7 @@ FAMILIES = {
         },
     },
 }
+QWEN3_DENSE = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "sliding_window": None}
 QWEN3_MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -99,12 +104,11 @@ QWEN3_MOE = {
 }
 # Keys that differ from the family's.
 MORE_KEYS = {
-    "qwen3-4b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "sliding_window": None,
-        "tie_word_embeddings": True,
-    },
+    "qwen3-0.6b": QWEN3_DENSE | {"tie_word_embeddings": True},
+    "qwen3-1.7b": QWEN3_DENSE | {"tie_word_embeddings": True},
+    "qwen3-4b": QWEN3_DENSE | {"tie_word_embeddings": True},
+    "qwen3-8b": QWEN3_DENSE,
+    "qwen3-32b": QWEN3_DENSE,
     "qwen3-30b-a3b": QWEN3_MOE,
     "qwen3-tiny-moe": QWEN3_MOE | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
     "gemma4-31b": {"num_global_key_value_heads": 4},

@@ -33,7 +33,7 @@ from loss_head.given_logits import bench_logits
 from loss_head.head_report import peers_table, plot, plot_widths, table
 from loss_head.head_times import bench_head
 from loss_head.parts import bench_parts, parts_table
-from loss_head.peer_heads import versions
+from loss_head.peer_heads import PEERS, versions
 from loss_head.problem import load_operators
 from loss_head.row_kernel import bench_losses, bench_rows, bench_widths, losses_table
 from loss_head.shapes import SHAPES_HELP, cases_of, parts_cases, table_cases
@@ -120,7 +120,7 @@ def parse_arguments():
     parser.add_argument("--sweep", action="store_true", help=f"the table over N, V, H and chunk: {SWEEP}")
     parser.add_argument("--peers", action="store_true", help="time the peers that Python can import")
     parser.add_argument("--autograd", action="store_true", help="time our operators under autograd too")
-    parser.add_argument("--only", type=lambda text: text.split(","), help="of the peers, those of these names")
+    parser.add_argument("--only", type=lambda text: text.split(";"), help="of the peers, those of these names: A;B")
     parser.add_argument("--errors", action="store_true", help="measure the errors against fp64 too")
     parser.add_argument("--error-tokens", type=int, default=256, help="0: all tokens, as in table")
     parser.add_argument("--seconds", type=float, help="begin no case of table or parts later than this")
@@ -232,6 +232,7 @@ def main():
     if "table" in args.what:
         args.peers = args.errors = True
         args.error_tokens = 0
+        args.only = args.only or [peer.name for peer in PEERS if peer.in_table]
         report["table"] = []
         for case in timely(args, report, table_cases()):
             report["table"] += bench_head(args, case)

@@ -72,6 +72,8 @@ def test_one_form_of_each_compiled_head_is_timed():
 
     assert names(True) == [f"Liger chunked_loss compiled, chunk {chunk}" for chunk in (1024, 4096)]
     assert names(False) == ["Liger chunked_loss"]
+    in_table = {peer.name.split()[0] for peer in peer_heads.PEERS if peer.in_table}
+    assert in_table == {"TRL", "Liger", "cut-cross-entropy", "QuACK", "torch"}
 
 
 def test_the_table_has_three_losses_of_six_pairs():
@@ -154,6 +156,7 @@ def test_the_page_has_a_section_for_each_case_and_names_what_is_missing():
             row("distill, cap 1024 MiB, all metrics", 11.5),
             row("TRL chunked divergence", 21.0, errors=None),
             left_out("QuACK", "takes no softcap"),
+            left_out("Liger", "needs a GPU"),
             row("products alone, chunk 4096", 5.0, kind="ce", ht=0, **products),
             row("QuACK", 6.0, kind="ce", ht=0),
         ],
@@ -171,7 +174,8 @@ In brackets: with all metrics. Errors are relative, against fp64 on the same bf1
 | **A <- B: ce, N 8, V 64, H 16**; products | 5.0 | 1 | | | | |
 | QuACK | 6.0 | 0.600 | 1003 | 1.0e-06 | 2.0e-03 | 3.0e-03 |
 
-- QuACK: not measured, takes no softcap (jsd, N 8, V 64, H 16, G 24)
+- QuACK: not measured, takes no softcap (A <- B, jsd)
+- Liger: not measured, needs a GPU
 - not begun within 9 s: C <- D
 """
     )

@@ -67,14 +67,17 @@ def line_of(name, row, with_metrics):
 
 
 def left_out_lines(rows):
-    """A line for each implementation that was left out somewhere, by reason."""
-    cases = {}
+    """A line for each implementation that was left out somewhere, by reason; it names the cases if they are not all
+    that the implementation could do."""
+    cases, possible = {}, {}
     for row in rows:
+        case = case_of_row(row)
+        possible.setdefault(row["name"], set()).add(case)
         if "left_out" in row:
-            cases.setdefault((row["name"], row["left_out"]), []).append(str(case_of_row(row)))
-    total = len({case_of_row(row) for row in rows})
+            cases.setdefault((row["name"], row["left_out"]), []).append(case)
     for (name, why), where in cases.items():
-        yield f"- {name}: not measured, {why}" + ("" if len(where) == total else f" ({'; '.join(where)})")
+        some = "; ".join(f"{case.models}, {case.kind}" for case in where)
+        yield f"- {name}: not measured, {why}" + ("" if len(where) == len(possible[name]) else f" ({some})")
 
 
 def plot(path, rows):

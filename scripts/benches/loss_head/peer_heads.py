@@ -126,20 +126,33 @@ class Peer:
     needs_gpu: bool = True
     softcaps: bool = False  # whether it takes a softcap
     compiled: bool | None = None  # of two forms of one head, whether this is the one for torch.compile
+    in_table: bool = True  # whether --what table has it; the others are variants that take long
 
 
 CE = ("ce",)
 PEERS = [
     Peer("TRL chunked divergence", DIVERGENCES, trl, needs_gpu=False, softcaps=True),
     Peer("Liger chunked_loss compiled, chunk 1024", DIVERGENCES, lambda: liger_chunked(1024, True), compiled=True),
-    Peer("Liger chunked_loss compiled, chunk 4096", DIVERGENCES, lambda: liger_chunked(4096, True), compiled=True),
+    Peer(
+        "Liger chunked_loss compiled, chunk 4096",
+        DIVERGENCES,
+        lambda: liger_chunked(4096, True),
+        compiled=True,
+        in_table=False,
+    ),
     Peer("Liger chunked_loss", DIVERGENCES, lambda: liger_chunked(1024, False), needs_gpu=False, compiled=False),
     Peer("Liger fused_linear_jsd", DIVERGENCES, lambda: liger_jsd(None)),
     Peer("Liger fused_linear_jsd, fp32 accumulation", DIVERGENCES, lambda: liger_jsd(torch.float32)),
     Peer("Liger FLCE", CE, lambda: liger_cross_entropy(None), softcaps=True),
     Peer("Liger FLCE, fp32 accumulation", CE, lambda: liger_cross_entropy(torch.float32), softcaps=True),
     Peer("cut-cross-entropy", CE, lambda: cut_cross_entropy("cce"), softcaps=True),
-    Peer("cut-cross-entropy, Kahan full", CE, lambda: cut_cross_entropy("cce_kahan_full_c"), softcaps=True),
+    Peer(
+        "cut-cross-entropy, Kahan full",
+        CE,
+        lambda: cut_cross_entropy("cce_kahan_full_c"),
+        softcaps=True,
+        in_table=False,
+    ),
     Peer("QuACK chunked_linear_cross_entropy", CE, quack),
     Peer("torch linear_cross_entropy", CE, torch_cross_entropy, needs_gpu=False),
 ]

@@ -1,0 +1,1 @@
+"""The parts of scripts/benches/bench_pairs.py."""

@@ -182,13 +182,16 @@ def importable_peers(kind, on_gpu, compiled=True, softcap=0.0, only=None):
             continue
         if peer.needs_gpu and not on_gpu:
             left_out[peer.name] = "needs a GPU"
-        elif softcap and not peer.softcaps:
+            continue
+        try:
+            run = peer.make()
+        except Exception as error:  # not installed, or not for this machine
+            left_out[peer.name] = first_line(error)
+            continue
+        if softcap and not peer.softcaps:
             left_out[peer.name] = "takes no softcap"
         else:
-            try:
-                found.append(Head(peer.name, peer.kinds, peer.make()))
-            except Exception as error:  # not installed, or not for this machine
-                left_out[peer.name] = first_line(error)
+            found.append(Head(peer.name, peer.kinds, run))
     for name, why in left_out.items():
         print(f"  {name}: left out, {why}", flush=True)
     return found, left_out

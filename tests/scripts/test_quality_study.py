@@ -9,6 +9,7 @@ import time
 import pytest
 import tiny_study
 import torch
+import yaml
 
 from quality import calibration
 
@@ -57,7 +58,7 @@ def finals(results, row):
 
 def test_everything_is_there_and_what_is_left_out_is_named(finished):
     _, results, output = finished
-    assert "left out: on_policy: the study has no on-policy phase yet" in output
+    assert "left out: lora: this build of distill has no lora.rank" in output
     assert "to do" not in output
     names = {file.stem for file in results.glob("*.json")}
     assert {"capture-hidden", "model-teacher", "model-half"} <= names
@@ -191,6 +192,34 @@ def test_published_results_are_not_repeated_and_a_row_can_be_run_again(finished,
     ]
     done = subprocess.run([*map(str, command), "--program", tiny_study.PROGRAM], capture_output=True, text=True)
     assert done.returncode == 1 and "found telepathy" in done.stderr
+
+
+def test_a_second_phase_begins_with_the_trained_model(work, tmp_path):
+    """Its 8 steps on its own words leave it close to the model of 60 steps, which is kept."""
+    second = {"row": "forward_kl", "steps": 8, "lrs": [1e-4], "cases": {"half": ["on_policy"]}}
+    changes = {"search_tokens": 0, "seeds": [1], "prompts": 1, "second": second}
+    study = tiny_study.study(tmp_path / "study.yaml", **changes)
+    table = yaml.safe_load(study.read_text())
+    table["rows"]["on_policy"]["on_policy"] |= {"onpolicy.every": 8, "onpolicy.max_new_tokens": 16}
+    study.write_text(yaml.safe_dump(table))
+    run(work, study, tmp_path / "results", "--only", "second")
+    tokens = 8 * 8 * tiny_study.LENGTH
+    base = read(tmp_path / "results", "base-half-forward_kl-15360-lr0.003-s1")
+    result = read(tmp_path / "results", f"second-half-on_policy-{tokens}-lr0.0001-s1")
+    assert (work / "runs" / "base-half-forward_kl-15360-lr0.003-s1" / "model").is_dir()
+    folder = work / "runs" / f"second-half-on_policy-{tokens}-lr0.0001-s1"
+    assert (folder / "report.html").is_file() and not (folder / "model").exists() and not (folder / "onpolicy").exists()
+    for kind in ("code", "reference", "prose"):
+        before, after = (one["tests"][kind]["forward_kl"] for one in (base, result))
+        assert before != after and after == pytest.approx(before, rel=0.1)
+    before, after = (one["own_words"] for one in (base, result))
+    assert before["reverse_kl"] != after["reverse_kl"] == pytest.approx(before["reverse_kl"], rel=0.2)
+    output = tiny_study.script("studies/quality.py", "report", *arguments_of_report(study, tmp_path / "results"))
+    assert "| half | before the second phase |" in output and "on-policy, reverse KL" in output
+
+
+def arguments_of_report(study, results):
+    return ("--profile", "cpu", "--study", study, "--results", results)
 
 
 @pytest.mark.parametrize("result, only", [("half-hidden-15360-*-s2", "cases"), ("speed-half-hidden-*", "speed")])

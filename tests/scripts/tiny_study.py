@@ -109,7 +109,7 @@ def study(path, **changes):
         "seeds": [1, 2],
         "evaluations": 3,
         "prompts": 0,  # measuring takes a process that imports transformers for each model
-        "cases": {"half": ["labels", "forward_kl", "hidden", "on_policy"]},
+        "cases": {"half": ["labels", "forward_kl", "hidden", "lora"]},
         **changes,
     }
     path.write_text(yaml.safe_dump(table))

@@ -5,7 +5,8 @@
 Prints one JSON object. `calibration_error`: expected calibration error of the most probable next token, in 15 bins of
 equal width (Naeini et al. 2015), over the held-out texts of each kind and of all. `continuations_that_parse`: of
 `functions` first halves of functions, the share whose greedy continuation of at most 96 tokens has no syntax error as
-far as it goes, and at least one statement.
+far as it goes, and at least one statement. With `--teacher`, `own_words`: the distances to it on what the model writes
+itself (own_words.py).
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 from shared.text_model import load_text_model
 from token_shards import shard_file
 
+from . import own_words
 from .prompts import parses
 from .sources import KINDS
 
@@ -27,6 +29,7 @@ def add_arguments(parser):
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
     parser.add_argument("--data", type=Path, required=True, help="folder with test-code, test-reference, test-prose")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON file of scripts/studies/quality.py prompts")
+    parser.add_argument("--teacher", type=Path, help="the model's own words are measured against it")
     parser.add_argument("--count", type=int, default=0, help="prompts that are taken (default: all)")
     parser.add_argument("--seq-len", type=int, default=512, help="tokens of a window")
     parser.add_argument("--windows", type=int, default=0, help="windows of each kind (default: all)")
@@ -35,7 +38,7 @@ def add_arguments(parser):
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
 
 
-def call(study, folders, model, device, threads):
+def call(study, folders, model, device, threads, own_words=False):
     """The measures of a model, from a process of its own."""
     from . import training
 
@@ -52,6 +55,7 @@ def call(study, folders, model, device, threads):
         study.seq_len,
     ]
     command += ["--batch", study.batch, "--windows", study.eval_batches * study.batch, "--dtype", study.dtype]
+    command += ["--teacher", folders.teacher] if own_words else []
     return json.loads(training.call(command, device, threads).splitlines()[-1])
 
 
@@ -158,4 +162,7 @@ def main(args):
         "functions": len(prompts),
         PARSE_KEY: round(parsed_share(model, tokenizer, prompts, args), 5),
     }
+    if args.teacher is not None:
+        teacher = load_text_model(args.teacher, dtype=dtype).to(args.device).eval()
+        result["own_words"] = own_words.measure(model, teacher, args)
     print(json.dumps(result))

@@ -161,6 +161,32 @@ def table_head(figures):
     return markdown(["row", "KL to the teacher", "cross-entropy", "agreement, %"], rows)
 
 
+def table_second(figures):
+    """What a second phase changes: on held-out text, and on what the student writes itself."""
+
+    def cells(results):
+        own = [result["own_words"] for result in results]
+        return [
+            *[number([weighted(result, metric) for result in results], 3) for metric in ("forward_kl", "hard")],
+            *[number([one[metric] for one in own], 3) for metric in ("forward_kl", "reverse_kl")],
+            *[percent([one[metric] for one in own]) for metric in ("agreement", "repeated_4grams")],
+            percent([result[PARSE_KEY] for result in results]),
+        ]
+
+    rows = []
+    for student in figures.study.students:
+        if before := figures.phase("base", student):
+            rows.append([student, "before the second phase", NONE, str(len(before)), *cells(before)])
+        for row in figures.study.second_rows(student):
+            for lr in figures.study.second["lrs"]:
+                if results := figures.phase("second", student, row.name, lr):
+                    rows.append(["", row.title, f"{lr:g}", str(len(results)), *cells(results)])
+    head = ["student", "second phase", "learning rate", "seeds", "KL(teacher, student), text", "cross-entropy, text"]
+    head += ["KL(teacher, student), own words", "KL(student, teacher), own words", "agreement, own words, %"]
+    head += ["repeated 4-grams, %", "continued functions that parse, %"]
+    return markdown(head, rows, left=2)
+
+
 HEAD_ROWS = ("labels", "forward_kl", "reverse_kl", "jsd_05", "mix_50", "float8")
 TABLES = {
     "head": table_head,
@@ -168,6 +194,7 @@ TABLES = {
     "cross_entropy": table_cross_entropy,
     "others": table_others,
     "reached": table_reached,
+    "second": table_second,
     "tokens": table_tokens,
 }
 

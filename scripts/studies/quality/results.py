@@ -60,6 +60,16 @@ class Figures:
             and (result["student"], result["row"], result["tokens"]) == (student, row, self.tokens)
         ]
 
+    def phase(self, purpose, student, row=None, lr=None):
+        """The results of a second phase with a learning rate, or of the runs that it begins with; of all seeds."""
+        return [
+            result
+            for result in self.results.values()
+            if result.get("purpose") == purpose
+            and result["student"] == student
+            and (row is None or (result["row"], result["lr"]) == (row, lr))
+        ]
+
     def with_measure(self, result, has):
         """A final result, or the one of the same run again, of which `has(result)` is true; None if there is none.
 

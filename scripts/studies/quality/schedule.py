@@ -27,7 +27,7 @@ from . import calibration, results, training
 from .folders import Folders
 from .study import Run, Study, known_keys
 
-WORDS = ("capture", "models", "speed", "cases", "scaling", "again")
+WORDS = ("capture", "models", "speed", "cases", "scaling", "again", "second")
 
 
 def add_arguments(parser):
@@ -97,12 +97,14 @@ class Schedule:
         self.words = words
         self.again = [run for row in again for run in self._finals_of(published or {}, row)]
         self.failed, self.running, self.seconds = {}, set(), {}
-        self.left_out = {
-            row.name: why for _, row in study.case_list() if (why := row.why_left_out(known_keys(program)))
-        }
+        rows = [row for _, row in study.case_list()] + [
+            row for name in study.students for row in study.second_rows(name)
+        ]
+        self.left_out = {row.name: why for row in rows if (why := row.why_left_out(known_keys(program)))}
         self.changed = threading.Condition()
         self.over = False  # whether the time is over, or a signal has come
         self._forget_lost_captures()
+        self._forget_lost_bases()
         self._forget_unmeasured_models()
 
     def _forget_lost_captures(self):
@@ -119,6 +121,13 @@ class Schedule:
             missing = [task for task in tasks if task.needs == name and not self.results.has(task.name)]
             if missing:
                 self.results.forget(name)
+
+    def _forget_lost_bases(self):
+        """On another machine, the models that second phases begin with are trained again."""
+        for task in self.second() if self.wants("second") else []:
+            lost = task.needs and not (self.folders.run(task.needs) / "model" / "config.json").exists()
+            if lost and self.results.has(task.needs) and not self.results.has(task.name):
+                self.results.forget(task.needs)
 
     def _forget_unmeasured_models(self):
         """Of a model that is still there, a result without a measure that is now taken."""
@@ -159,19 +168,33 @@ class Schedule:
 
         return Task(f"capture-{row.name}", work)
 
-    def _run(self, run):
+    def _run(self, run, base=None):
         def work(device):
             arguments = (self.program, self.study, self.folders)
-            result = training.train(*arguments, run, device, self.threads)
+            result = training.train(*arguments, run, device, self.threads, base)
             if run.measured:
                 model = self.folders.run(run.name) / "model"
                 result["tests"] = training.tests(*arguments, model, device, self.threads)
-                result |= self._measured(model, device)
-            training.forget(self.folders, run)
+                result |= self._measured(model, device, run.own_words)
+            if run.purpose != "base":
+                training.forget(self.folders, run)
             return result
 
         needs = f"capture-{run.row}" if self.study.rows[run.row].cache is not None else ""
-        return Task(run.name, work, run.tokens, needs)
+        return Task(run.name, work, run.tokens, base.name if base else needs)
+
+    def second(self):
+        """The second phases, each after the run whose model it begins with."""
+        tasks = []
+        for student in self.study.students:
+            rows = [row for row in self.study.second_rows(student) if row.name not in self.left_out]
+            rate = self.best_rate(student, self.study.rows[self.study.second["row"]]) if rows else None
+            if rate is None:
+                continue
+            bases = {seed: self.study.base(student, rate, seed) for seed in self.study.seeds}
+            tasks += [self._run(base) for base in bases.values()]
+            tasks += [self._run(run, bases[run.seed]) for row in rows for run in self.study.second_runs(student, row)]
+        return tasks
 
     def _model(self, name, folder):
         def work(device):
@@ -181,11 +204,11 @@ class Schedule:
 
         return Task(f"model-{name}", work)
 
-    def _measured(self, model, device):
+    def _measured(self, model, device, own_words=False):
         """Calibration and generated functions, which a profile with `prompts: 0` leaves out."""
         if not self.study.prompts:
             return {}
-        return calibration.call(self.study, self.folders, model, device, self.threads)
+        return calibration.call(self.study, self.folders, model, device, self.threads, own_words)
 
     def best_rate(self, student, row):
         """The learning rate of the search with the lowest cross-entropy; None while it is not known."""
@@ -208,6 +231,8 @@ class Schedule:
             tasks += [self._model(name, self.folders.student(name)) for name in self.study.cases]
         if self.wants("again"):
             tasks += [self._run(run) for run in self.again]
+        if self.wants("second"):
+            tasks += self.second()
         for student in self.study.cases:
             if self.wants("cases"):
                 tasks += [task for name, row in self.cases() if name == student for task in self._case(student, row)]

@@ -11,7 +11,7 @@ import yaml
 TABLE = Path(__file__).parent / "study.yaml"
 PROFILE_KEYS = {"device", "dtype", "seq_len", "batch", "tokens", "search_tokens", "shards", "lrs", "seeds"}
 PROFILE_KEYS |= {"evaluations", "prompts", "cases"}
-PROFILE_OPTIONS = {"eval_batches": 0, "scaling": None, "speed": None}
+PROFILE_OPTIONS = {"eval_batches": 0, "scaling": None, "speed": None, "second": None}
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Row:
     set: dict = field(default_factory=dict)  # configuration keys
     teacher: bool = True  # whether training needs one; evaluations have one in any case
     cache: dict | None = None  # where it trains from a cache: the keys of the capture and of the run about it
+    on_policy: dict | None = None  # where the student writes what it is trained on: the keys about it
     missing: str = ""  # why it cannot be run at all
 
     @property
@@ -33,13 +34,15 @@ class Row:
         """Why this build cannot run the row; empty if it can."""
         if self.missing:
             return self.missing
-        unknown = [key for key in {**self.set, **(self.cache or {})} if key not in known_keys]
+        keys = {**self.set, **(self.cache or {}), **(self.on_policy or {})}
+        unknown = [key for key in keys if key not in known_keys]
         return f"this build of distill has no {' and no '.join(unknown)}" if unknown else ""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training. `purpose`: search, final, scaling, speed, or again, a final one for a comparison with it."""
+    """One training. `purpose`: search, final, scaling, speed, or again, a final one for a comparison with it; base, a
+    final one whose model is kept for a second phase, or second, that phase."""
 
     purpose: str
     student: str
@@ -51,11 +54,16 @@ class Run:
     @property
     def measured(self):
         """Whether the trained model is kept until it is measured on held-out text of each kind."""
-        return self.purpose in ("final", "again")
+        return self.purpose in ("final", "again", "base", "second")
+
+    @property
+    def own_words(self):
+        """Whether the model is also measured on what it writes itself."""
+        return self.purpose in ("base", "second")
 
     @property
     def name(self):
-        prefix = f"{self.purpose}-" if self.purpose in ("speed", "again") else ""
+        prefix = f"{self.purpose}-" if self.purpose in ("speed", "again", "base", "second") else ""
         return f"{prefix}{self.student}-{self.row}-{self.tokens}-lr{self.lr:g}-s{self.seed}"
 
 
@@ -73,7 +81,8 @@ class Study:
         if set(profile) != PROFILE_KEYS | set(PROFILE_OPTIONS):
             raise ValueError(f"{table}: {self.profile_name}: expected {sorted(PROFILE_KEYS)}, found {sorted(profile)}")
         self.profile = profile | {key: value for key, value in changes.items() if value is not None}
-        for student, rows in self.profile["cases"].items():
+        second = (self.profile["second"] or {}).get("cases", {})
+        for student, rows in [*self.profile["cases"].items(), *second.items()]:
             unknown = [name for name in rows if name not in self.rows] + [student] * (student not in self.students)
             if unknown:
                 raise ValueError(f"{table}: {self.profile_name}.cases: no such row or student: {unknown[0]}")
@@ -86,6 +95,11 @@ class Study:
         if names:
             cases = {student: [row for row in rows if row in names] for student, rows in self.cases.items()}
             self.profile = self.profile | {"cases": cases}
+            if self.second:
+                cases = {
+                    student: [row for row in rows if row in names] for student, rows in self.second["cases"].items()
+                }
+                self.profile["second"] = self.second | {"cases": cases}
 
     def __getattr__(self, name):
         try:
@@ -111,6 +125,19 @@ class Study:
 
     def final(self, student, row, lr):
         return [Run("final", student, row.name, self.tokens, lr, seed) for seed in self.seeds]
+
+    def base(self, student, lr, seed):
+        """The run whose model a second phase begins with."""
+        return Run("base", student, self.second["row"], self.tokens, lr, seed)
+
+    def second_runs(self, student, row):
+        """The second phases of a row: each learning rate with each seed."""
+        tokens = self.second["steps"] * self.step_tokens
+        return [Run("second", student, row.name, tokens, lr, seed) for lr in self.second["lrs"] for seed in self.seeds]
+
+    def second_rows(self, student):
+        """The rows of a student's second phase."""
+        return [self.rows[name] for name in (self.second or {}).get("cases", {}).get(student, [])]
 
     def scaling_runs(self):
         if not self.scaling:

@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from .sources import KINDS
 
@@ -33,18 +35,25 @@ def token_shards(folders, count):
     return shards
 
 
-def configuration(study, folders, run):
-    """The nested configuration of a run."""
+def on_policy_keys(row, shards):
+    """Prompts are the beginnings of the documents that all rows train on; transformers writes the completions."""
+    script = Path(__file__).resolve().parents[2] / "rollout_transformers.py"
+    command = f"{sys.executable} {script} --model {{model}} --prompts {{prompts}} --output {{output}} --batch-size 256"
+    return {"onpolicy.prompts": [str(shard) for shard in shards], "onpolicy.command": command, **row.on_policy}
+
+
+def configuration(study, folders, run, base=None):
+    """The nested configuration of a run. `base`: the run whose model it begins with, in place of the student's."""
     row = study.rows[run.row]
     steps = study.steps(run.tokens)
     shards = token_shards(folders, study.shards)
     config = merged(
         study.config,
         {
-            "student.path": str(folders.student(run.student)),
+            "student.path": str(folders.run(base.name) / "model" if base else folders.student(run.student)),
             "data.train": [str(shard) for shard in shards],
             "data.seq_len": study.seq_len,
-            "data.seed": run.seed,
+            "data.seed": run.seed + (1000 if base else 0),  # a second phase reads other text than the first
             "train.steps": steps,
             "train.micro_batch_size": study.batch,
             "train.global_batch_size": study.batch,
@@ -59,6 +68,10 @@ def configuration(study, folders, run):
         },
     )
     config = merged(config, row.set)
+    if row.on_policy is not None:
+        config = merged(config, {"onpolicy.seed": run.seed, **on_policy_keys(row, shards)})
+        if config["onpolicy"].get("fraction", 1) == 1:
+            del config["data"]["train"]
     if row.cache is not None:
         keys = {"teacher.source": "cache", "teacher.cache": str(folders.cache(row.name))}
         config = merged(config, keys | row.cache)
@@ -171,10 +184,10 @@ def evaluate(program, study, folders, student, name, device, threads):
     return {metric: short(values[metric]) for metric in METRICS}
 
 
-def train(program, study, folders, run, device, threads):
+def train(program, study, folders, run, device, threads, base=None):
     """Runs one training and returns its result; its model, if one was written, is in the run folder."""
     folder = folders.run(run.name)
-    path = write_config(folder, configuration(study, folders, run))
+    path = write_config(folder, configuration(study, folders, run, base))
     began = time.monotonic()
     call([program, "--config", path, "--overwrite"], device, threads)
     seconds = time.monotonic() - began
@@ -198,5 +211,5 @@ def tests(program, study, folders, model, device, threads):
 def forget(folders, run):
     """Removes the run folder, except the small files that a report is drawn from."""
     folder = folders.run(run.name)
-    for name in ("checkpoints", "model"):
+    for name in ("checkpoints", "model", "onpolicy"):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -51,6 +51,10 @@ absl::StatusOr<DurableFile> DurableFile::create(const std::string& path) {
   return open(path, O_TRUNC);
 }
 
+absl::StatusOr<DurableFile> DurableFile::overwrite(const std::string& path) {
+  return open(path, 0);
+}
+
 absl::StatusOr<DurableFile> DurableFile::append_to(const std::string& path) {
   return open(path, O_APPEND);
 }
@@ -77,6 +81,23 @@ absl::Status DurableFile::write(std::string_view bytes) {
       return system_error(path_, "write", errno);
     }
     bytes.remove_prefix(static_cast<size_t>(std::max<ssize_t>(written, 0)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DurableFile::resize(int64_t bytes) {
+  return ::ftruncate(fd_, bytes) == 0 ? absl::OkStatus() : system_error(path_, "resize", errno);
+}
+
+absl::Status DurableFile::write_at(int64_t offset, std::string_view bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(fd_, bytes.data(), bytes.size(), offset);
+    if (written < 0 && errno != EINTR) {
+      return system_error(path_, "write", errno);
+    }
+    const ssize_t done = std::max<ssize_t>(written, 0);
+    bytes.remove_prefix(static_cast<size_t>(done));
+    offset += done;
   }
   return absl::OkStatus();
 }

@@ -16,6 +16,8 @@ class DurableFile {
  public:
   // Creates an empty file, or empties one that exists.
   static absl::StatusOr<DurableFile> create(const std::string& path);
+  // Leaves a file that exists as it is, for write_at(); creates an empty one where there is none.
+  static absl::StatusOr<DurableFile> overwrite(const std::string& path);
   // Writes after the end of the file; creates it where there is none.
   static absl::StatusOr<DurableFile> append_to(const std::string& path);
 
@@ -27,6 +29,10 @@ class DurableFile {
     return path_;
   }
   absl::Status write(std::string_view bytes);
+  // Cuts the file, or extends it with zeros for which no memory or block is taken.
+  absl::Status resize(int64_t bytes);
+  // Writes at this place, whatever write() has written. Several threads may call it.
+  absl::Status write_at(int64_t offset, std::string_view bytes) const;
   // Lets the system begin to put what has been written on the disk, and does not wait for it: sync() then has less to
   // do. Where the file system cannot, nothing happens.
   void start_writeback() const;

@@ -61,20 +61,21 @@ void SafetensorsFile::copy_elements(const TensorInfo& tensor, int64_t first, at:
   }
 }
 
-absl::Status SafetensorsFile::copy_bytes(const TensorInfo& tensor, SafetensorsWriter& writer) const {
+absl::Status SafetensorsFile::copy_bytes(
+    const TensorInfo& tensor, const std::function<absl::Status(std::string_view bytes)>& write) const {
   const auto end = static_cast<uint64_t>(header_.data_begin + tensor.end);
   for (auto begin = static_cast<uint64_t>(header_.data_begin + tensor.begin); begin < end;) {
     const uint64_t next = std::min(end, begin + kBytesChunk);
-    RETURN_IF_ERROR(writer.append_bytes(file_.text().substr(begin, next - begin)));
+    RETURN_IF_ERROR(write(file_.text().substr(begin, next - begin)));
     file_.release(begin, next);
     begin = next;
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
-    const std::string& path, std::vector<Entry> entries, const std::map<std::string, std::string>& metadata,
-    base::ByteSink sink) {
+absl::StatusOr<std::string> safetensors_start(
+    const std::string& path, std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
+    int64_t& data_bytes) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!metadata.empty()) {
     json["__metadata__"] = metadata;
@@ -98,9 +99,17 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
   for (size_t byte = 0; byte < 8; ++byte) {
     start[byte] = static_cast<char>(header.size() >> (8 * byte) & 0xff);
   }
-  start += header;
+  data_bytes = offset;
+  return start + header;
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
+    const std::string& path, std::vector<Entry> entries, const std::map<std::string, std::string>& metadata,
+    base::ByteSink sink) {
+  int64_t data_bytes = 0;
+  ASSIGN_OR_RETURN(const std::string start, safetensors_start(path, entries, metadata, data_bytes));
   ASSIGN_OR_RETURN(base::DurableFile file, base::DurableFile::create(path));
-  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(std::move(file), offset, std::move(sink)));
+  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(std::move(file), data_bytes, std::move(sink)));
   RETURN_IF_ERROR(writer->write(start));
   return writer;
 }

@@ -4,6 +4,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -63,8 +64,9 @@ class SafetensorsFile {
   // Releases the file's pages afterwards. `bad`: receives those that are not finite after the conversion, by their
   // index in the tensor.
   void copy_elements(const TensorInfo& tensor, int64_t first, at::Tensor dst, NonFinite* bad = nullptr) const;
-  // Writes the bytes of a tensor of any dtype as they are, as the writer's next tensor. Releases the file's pages.
-  absl::Status copy_bytes(const TensorInfo& tensor, class SafetensorsWriter& writer) const;
+  // Gives the bytes of a tensor of any dtype, as they are, to `write`, part by part. Releases the file's pages.
+  absl::Status copy_bytes(
+      const TensorInfo& tensor, const std::function<absl::Status(std::string_view bytes)>& write) const;
 
  private:
   SafetensorsFile(base::MappedFile file, SafetensorsHeader header)
@@ -74,10 +76,19 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
+using SafetensorsEntry = std::pair<std::string, TensorInfo>; // name, dtype and shape of a tensor to be written
+
+// The first bytes of a file with these tensors, one after the other, up to the data. Sets their offsets, and
+// `data_bytes` to the bytes of all of them. InvalidArgument, which names `path`: a name or a dtype that cannot be
+// written.
+absl::StatusOr<std::string> safetensors_start(
+    const std::string& path, std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
+    int64_t& data_bytes);
+
 // Writes a file tensor by tensor. The file is complete, and on the disk, once finish() has returned ok.
 class SafetensorsWriter {
  public:
-  using Entry = std::pair<std::string, TensorInfo>; // name, dtype and shape; the writer computes the offsets
+  using Entry = SafetensorsEntry; // the writer computes the offsets
   // `sink`, if there is one, receives every byte of the file in order.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> create(
       const std::string& path, std::vector<Entry> entries, const std::map<std::string, std::string>& metadata,

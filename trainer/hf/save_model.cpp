@@ -6,6 +6,7 @@
 #include "trainer/hf/model_checksums.h"
 #include "trainer/hf/other_parts.h"
 #include "trainer/hf/safetensors.h"
+#include "trainer/hf/staged_writer.h"
 #include "trainer/hf/text_config.h"
 
 namespace distill::hf {
@@ -14,7 +15,6 @@ namespace {
 using Path = std::filesystem::path;
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kConvertChunk = int64_t{1} << 24; // elements
 constexpr const char* kTokenizer = "tokenizer.json";
 constexpr const char* kNamedTemplates = "additional_chat_templates"; // a file for each, NAME.jinja
 
@@ -106,8 +106,8 @@ absl::Status write_index(const Path& folder, const std::vector<Shard>& shards) {
 // Writes the units and the tensors after them one after the other, and begins new shards as planned.
 class WeightStream {
  public:
-  WeightStream(Path folder, const std::vector<Shard>& shards, at::ScalarType dtype)
-      : folder_(std::move(folder)), shards_(shards), dtype_(dtype) {}
+  WeightStream(Path folder, std::vector<Shard>& shards, const SaveOptions& options)
+      : folder_(std::move(folder)), shards_(shards), options_(options) {}
 
   absl::Status write_unit(const models::UnitLayout& layout, const at::Tensor& flat) {
     if (flat.dim() != 1 || flat.numel() < layout.numel || !at::isFloatingType(flat.scalar_type())) {
@@ -116,18 +116,20 @@ class WeightStream {
           flat.numel(), " of ", at::toString(flat.scalar_type())));
     }
     for (const models::FlatPiece& piece : models::flat_pieces(layout, 0, layout.numel)) {
-      RETURN_IF_ERROR(write_tensor(flat.narrow(0, piece.flat_begin, piece.count)));
+      RETURN_IF_ERROR(begin_tensor());
+      RETURN_IF_ERROR(writer_.append(flat.narrow(0, piece.flat_begin, piece.count), options_.dtype));
     }
     return absl::OkStatus();
   }
 
   absl::Status write_other(const OtherParts::Tensor& tensor) {
     RETURN_IF_ERROR(begin_tensor());
-    return tensor.file->copy_bytes(*tensor.info, *writer_);
+    return tensor.file->copy_bytes(
+        *tensor.info, [this](std::string_view bytes) { return writer_.append_bytes(bytes); });
   }
 
   absl::Status finish() {
-    return writer_ ? finish_shard() : absl::OkStatus();
+    return is_open_ ? finish_shard() : absl::OkStatus();
   }
 
   // Checksums of the written files, by name.
@@ -137,51 +139,65 @@ class WeightStream {
 
  private:
   absl::Status begin_tensor() {
-    if (!writer_ || entry_ == shards_[shard_].entries.size()) {
+    if (!is_open_ || entry_ == shards_[shard_].entries.size()) {
       RETURN_IF_ERROR(next_shard());
     }
     ++entry_;
     return absl::OkStatus();
   }
 
-  absl::Status write_tensor(const at::Tensor& values) {
-    RETURN_IF_ERROR(begin_tensor());
-    for (int64_t done = 0; done < values.numel(); done += kConvertChunk) {
-      const int64_t count = std::min(kConvertChunk, values.numel() - done);
-      const at::Tensor chunk = values.narrow(0, done, count).to(at::kCPU, dtype_).contiguous();
-      RETURN_IF_ERROR(writer_->append(chunk));
-    }
-    return absl::OkStatus();
-  }
-
   absl::Status finish_shard() {
-    checksums_[shards_[shard_].file] = checksum_.value();
-    return writer_->finish();
+    ASSIGN_OR_RETURN(checksums_[shards_[shard_].file], writer_.finish());
+    is_open_ = false;
+    return absl::OkStatus();
   }
 
   absl::Status next_shard() {
-    if (writer_) {
+    if (is_open_) {
       RETURN_IF_ERROR(finish_shard());
       ++shard_;
     }
-    checksum_.reset();
-    const base::ByteSink sink = [this](const char* data, size_t size) { checksum_.update(data, size); };
-    const Shard& shard = shards_[shard_];
-    ASSIGN_OR_RETURN(
-        writer_, SafetensorsWriter::create((folder_ / shard.file).string(), shard.entries, {{"format", "pt"}}, sink));
+    Shard& shard = shards_[shard_];
+    const std::string path = (folder_ / shard.file).string();
+    int64_t data_bytes = 0;
+    ASSIGN_OR_RETURN(const std::string start, safetensors_start(path, shard.entries, {{"format", "pt"}}, data_bytes));
+    RETURN_IF_ERROR(
+        writer_.begin(path, static_cast<int64_t>(start.size()) + data_bytes, /*keep_pages=*/options_.in_place));
+    is_open_ = true;
     entry_ = 0;
-    return absl::OkStatus();
+    return writer_.append_bytes(start);
   }
 
   Path folder_;
-  const std::vector<Shard>& shards_;
-  at::ScalarType dtype_;
-  base::Checksum checksum_; // of the shard that is being written
+  std::vector<Shard>& shards_;
+  const SaveOptions& options_;
   std::map<std::string, uint64_t> checksums_;
-  std::unique_ptr<SafetensorsWriter> writer_;
+  StagedWriter writer_;
+  bool is_open_ = false; // the writer has a file
   size_t shard_ = 0;
   size_t entry_ = 0;
 };
+
+// Of a folder that is written in place: nobody takes it for whole any more, and of its files only those of weights that
+// are written again are left.
+absl::Status make_unfinished(const Path& folder, const std::vector<Shard>& shards) {
+  std::error_code error;
+  std::filesystem::remove(folder / kChecksumsFile, error);
+  if (!error) {
+    RETURN_IF_ERROR(base::sync_folder(folder.string()));
+  }
+  std::vector<Path> others;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (std::none_of(shards.begin(), shards.end(), [&](const Shard& shard) { return shard.file == name; })) {
+      others.push_back(it->path());
+    }
+  }
+  for (size_t i = 0; i < others.size() && !error; ++i) {
+    std::filesystem::remove_all(others[i], error);
+  }
+  return error ? failed(folder, "remove earlier files", error.message()) : absl::OkStatus();
+}
 
 // `others`: null: the folder's text model is saved alone.
 absl::Status write_config(
@@ -211,7 +227,10 @@ absl::Status write_folder(
     const Path& folder, const models::ModelConfig& config, const UnitFlat& units, const SaveOptions& options) {
   const std::vector<models::UnitLayout> layouts = models::unit_layouts(config);
   ASSIGN_OR_RETURN(const std::unique_ptr<OtherParts> others, open_other_parts(options.config_folder, config));
-  ASSIGN_OR_RETURN(const std::vector<Shard> shards, plan_shards(layouts, others.get(), options));
+  ASSIGN_OR_RETURN(std::vector<Shard> shards, plan_shards(layouts, others.get(), options));
+  if (options.in_place) {
+    RETURN_IF_ERROR(make_unfinished(folder, shards));
+  }
   RETURN_IF_ERROR(write_config(folder, config, others.get(), options));
   RETURN_IF_ERROR(
       copy_tokenizer_files(options.tokenizer.empty() ? options.config_folder : options.tokenizer, folder.string()));
@@ -220,7 +239,7 @@ absl::Status write_folder(
       RETURN_IF_ERROR(copy_synced(Path(options.config_folder) / name, folder / name));
     }
   }
-  WeightStream stream(folder, shards, options.dtype);
+  WeightStream stream(folder, shards, options);
   for (size_t i = 0; i < layouts.size(); ++i) {
     ASSIGN_OR_RETURN(const at::Tensor flat, units(i));
     RETURN_IF_ERROR(stream.write_unit(layouts[i], flat));
@@ -294,6 +313,10 @@ absl::Status save_model(
   std::error_code error;
   Path path = std::filesystem::absolute(target, error).lexically_normal();
   path = path.has_filename() ? path : path.parent_path();
+  if (options.in_place) {
+    std::filesystem::create_directories(path, error);
+    return error ? failed(path, "create", error.message()) : write_folder(path, config, units, options);
+  }
   if (std::filesystem::exists(path, error) && !options.replace && !std::filesystem::is_empty(path, error)) {
     return absl::AlreadyExistsError(absl::StrCat(path.string(), ": exists already"));
   }

@@ -20,15 +20,18 @@ struct SaveOptions {
   at::ScalarType dtype = at::kBFloat16; // of the stored weights: float32, float16 or bfloat16
   int64_t max_shard_bytes = 5'000'000'000; // a larger model is written as shards of this size at most, with an index
   bool replace = false; // true: replace an existing folder once the new one is complete; false: an error
+  // An existing folder of the same tensors is overwritten, so that no new memory or blocks are taken for its files. It
+  // is whole again when its checksums.xxh3 is back. For a folder that nobody reads meanwhile; implies `replace`.
+  bool in_place = false;
 };
 
 // Returns the flat buffer of a unit: at least layout.numel elements of any floating dtype on any device. Called once
-// for each unit, in order; the buffer is used until the next call.
+// for each unit, in order; the buffer is used, on the current stream of its device, until the next call.
 using UnitFlat = std::function<absl::StatusOr<at::Tensor>(size_t unit)>;
 
 // Writes a Hugging Face folder that transformers and vLLM can load, with checksums.xxh3 for `distill verify`. Units are
-// written one after the other, so that host memory holds one at a time. The files are written to "<target>.tmp", which
-// is synced and renamed at the end, and removed after an error.
+// asked for one after the other, and their values pass through a few buffers in host memory (StagedWriter). The files
+// are written to "<target>.tmp", which is synced and renamed at the end, and removed after an error; but in_place.
 absl::Status save_model(
     const std::string& target, const models::ModelConfig& config, const UnitFlat& units, const SaveOptions& options);
 

@@ -46,11 +46,12 @@ absl::StatusOr<StudentWeights> write_student_weights(
   std::string folder;
   if (mesh.is_main()) {
     folder = weights_folder(config);
-    remove_student_weights(config); // so that memory never holds two of them
   }
   // What the student computes with: rounded further, it would be another student.
   const at::ScalarType dtype = student.options().compute_dtype == at::kFloat ? at::kFloat : at::kBFloat16;
-  RETURN_IF_ERROR(trainer::write_student(config, student, mesh, folder, dtype, "writing the student's weights"));
+  // The engine has read those of the round before, and memory never holds two of them.
+  RETURN_IF_ERROR(
+      trainer::write_student(config, student, mesh, folder, dtype, "writing the student's weights", /*in_place=*/true));
   absl::Status status;
   if (mesh.is_main()) {
     auto version = version_of(folder, step);
@@ -71,7 +72,6 @@ bool is_written(const config::Config& config, const std::string& version) {
 void remove_student_weights(const config::Config& config) {
   std::error_code ignored;
   fs::remove_all(weights_folder(config), ignored);
-  fs::remove_all(weights_folder(config) + ".tmp", ignored);
 }
 
 } // namespace distill::onpolicy

@@ -30,12 +30,13 @@ absl::Status check_trained_model(const config::Config& config, const std::string
 
 absl::Status write_student(
     const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh,
-    const std::string& folder, at::ScalarType dtype, const char* task) {
+    const std::string& folder, at::ScalarType dtype, const char* task, bool in_place) {
   hf::SaveOptions options;
   options.config_folder = config.student.path;
   options.tokenizer = config.student.tokenizer;
   options.dtype = dtype;
   options.replace = true;
+  options.in_place = in_place;
   int64_t gathered = 0;
   metrics::TaskProgress progress(
       task, student.num_units(), "units", mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone);

@@ -1,6 +1,9 @@
 #include "trainer/hf/save_model.h"
 
+#include <sys/stat.h>
+
 #include "tests/trainer/hf/weights_fixture.h"
+#include "trainer/hf/model_checksums.h"
 
 namespace distill::hf {
 namespace {
@@ -54,6 +57,36 @@ TEST_F(WeightsTest, AnExistingTargetIsKeptUnlessAskedFor) {
   ASSERT_TRUE(save("m", options).ok());
   EXPECT_FALSE(std::filesystem::exists(path("m/precious")));
   EXPECT_FALSE(std::filesystem::exists(path("m.old")));
+}
+
+TEST_F(WeightsTest, AFolderThatIsWrittenInPlaceKeepsItsFilesAndIsWholeAtTheEnd) {
+  SaveOptions options;
+  options.dtype = at::kFloat;
+  options.in_place = true;
+  ASSERT_TRUE(save("m", options).ok());
+  struct stat before {
+  }, after{};
+  ASSERT_EQ(::stat(path("m/model.safetensors").c_str(), &before), 0);
+  write("m/stale.txt", "of an earlier model");
+  options.dtype = at::kBFloat16; // a shorter file
+  ASSERT_TRUE(save("m", options).ok());
+  ASSERT_EQ(::stat(path("m/model.safetensors").c_str(), &after), 0);
+  EXPECT_EQ(before.st_ino, after.st_ino);
+  EXPECT_LT(after.st_size, before.st_size);
+  EXPECT_FALSE(std::filesystem::exists(path("m/stale.txt")));
+  const auto random = models::random_weights(config_, 11);
+  const auto folder = open_weights(path("m"), config_);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  for (const models::UnitLayout& unit : layouts_) {
+    EXPECT_TRUE(at::equal(load(**folder, unit), load(*random, unit).to(at::kBFloat16).to(at::kFloat))) << unit.name;
+  }
+  EXPECT_TRUE(verify_model_folder(path("m")).ok());
+  EXPECT_FALSE(std::filesystem::exists(path("m.tmp")));
+
+  options.config_folder = path("src");
+  const auto fails = [](size_t) -> absl::StatusOr<at::Tensor> { return absl::UnavailableError("killed"); };
+  EXPECT_TRUE(absl::IsUnavailable(save_model(path("m"), config_, fails, options)));
+  EXPECT_FALSE(std::filesystem::exists(path("m/checksums.xxh3"))); // nobody takes it for whole
 }
 
 TEST_F(WeightsTest, AFailedSaveLeavesNothingBehind) {

@@ -25,7 +25,8 @@ def ranks_of(process):
 def steps_done(run):
     """Lines in the run folder's metrics.jsonl: one for each step and each evaluation."""
     metrics = Path(run) / "metrics.jsonl"
-    return metrics.read_text().count("\n") if metrics.exists() else 0
+    lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
+    return sum('"round":' not in line for line in lines)
 
 
 def complete_checkpoints(run):

@@ -10,7 +10,7 @@ namespace distill::trainer {
 
 absl::StatusOr<EvaluationResult> evaluate_dataset(
     MicroBatchRunner& micro, const std::shared_ptr<const data::Dataset>& data, int64_t micro_batch_size,
-    int64_t max_batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks) {
+    int64_t max_batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks, bool on_policy) {
   EvaluationResult result;
   const int64_t num_samples = data->num_samples();
   const int64_t samples = max_batches > 0 ? std::min(num_samples, max_batches * micro_batch_size) : num_samples;
@@ -31,12 +31,13 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
     progress.emplace("evaluation", samples, "sequences", hooks.progress);
   }
   for (int64_t round = 0; round < rounds; ++round) {
-    ASSIGN_OR_RETURN(const std::optional<GlobalBatch> batch, loader.next());
+    ASSIGN_OR_RETURN(std::optional<GlobalBatch> batch, loader.next());
     if (!batch) {
       result.interrupted = true;
       break;
     }
     hooks.before_batch();
+    batch->micro_batches.front().on_policy = on_policy;
     micro.evaluate(batch->micro_batches.front(), sums_M);
     valid_tokens += batch->valid_tokens;
     result.samples = std::min(samples, result.samples + round_samples);

@@ -34,10 +34,11 @@ struct EvaluationHooks {
 };
 
 // Runs over the first max_batches * micro_batch_size samples of `data` (0: all of them) without gradients, the ranks
-// taking turns; every rank gets the same result. An error of one rank is an error on all.
+// taking turns; every rank gets the same result. An error of one rank is an error on all. `on_policy`: the loss is that
+// of the section onpolicy_loss.
 absl::StatusOr<EvaluationResult> evaluate_dataset(
     MicroBatchRunner& micro, const std::shared_ptr<const data::Dataset>& data, int64_t micro_batch_size,
-    int64_t max_batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks);
+    int64_t max_batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks, bool on_policy = false);
 
 // Computes the loss of each sample [first, first + count) separately, and returns a line of text for each, the same
 // ones on every rank; the text calls them samples from `number` on. All ranks take part, each with an equal share of

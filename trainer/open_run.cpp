@@ -170,12 +170,15 @@ std::string gathers_line(const sharding::Mesh& mesh, const plan::RunShape& shape
       shape.config.parallel.slots);
 }
 
+metrics::KeptSteps kept_lines(const checkpoint::TrainState& state) {
+  return {state.step, state.evaluated_step, state.round.begun() ? state.round.first_step : -1};
+}
+
 absl::Status open_journal(const StartNotes& notes, const std::optional<checkpoint::Resumed>& resumed, OpenedRun& run) {
   const config::Config& config = run.context->config();
   const sharding::Mesh& mesh = run.context->mesh();
   ASSIGN_OR_RETURN(
-      RunJournal journal,
-      RunJournal::open(config, mesh.is_main(), {run.state.step, run.state.evaluated_step}, notes.float8_error));
+      RunJournal journal, RunJournal::open(config, mesh.is_main(), kept_lines(run.state), notes.float8_error));
   run.journal = std::make_unique<RunJournal>(std::move(journal));
   for (const std::string& note : run.folder ? run.folder->notes() : std::vector<std::string>()) {
     run.journal->warning(note);

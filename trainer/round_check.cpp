@@ -1,18 +1,27 @@
 #include "trainer/round_check.h"
 
+#include <ATen/ops/stack.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
+#include <chrono>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "data/base/status_macros.h"
 
 namespace distill::trainer {
 namespace {
 
-// The mean over the on-policy tokens of the samples [0, count), each of whose documents is whole.
-absl::StatusOr<double> engine_mean(const onpolicy::Round& round, int64_t count) {
-  ASSIGN_OR_RETURN(const data::Batch batch, round.data->batch(0, count));
+using Json = nlohmann::ordered_json;
+
+// The metrics of which a JudgedToken is made, in the order in which the ranks exchange them.
+constexpr int64_t kJudged[] = {losses::kLoss,      losses::kHard,           losses::kForwardKl,
+                               losses::kReverseKl, losses::kStudentEntropy, losses::kAgreement};
+constexpr int64_t kNumJudged = std::size(kJudged);
+
+// The mean over the on-policy tokens of the samples of `batch`, each of whose documents is whole.
+double engine_mean(const onpolicy::Round& round, const data::Batch& batch) {
   double sum = 0;
   for (const data::Stretch& stretch : batch.stretches) {
     sum += round.engine_logprobs.at(static_cast<size_t>(stretch.document));
@@ -20,16 +29,85 @@ absl::StatusOr<double> engine_mean(const onpolicy::Round& round, int64_t count) 
   return sum / static_cast<double>(batch.valid_tokens);
 }
 
+// `batch`: the samples of all ranks together; ranks_RJN: the metrics kJudged of each rank's N tokens, float.
+std::vector<onpolicy::JudgedCompletion> judged_completions(const data::Batch& batch, const at::Tensor& ranks_RJN) {
+  const auto values = ranks_RJN.accessor<float, 3>();
+  const at::Tensor targets_T = batch.targets_BS.flatten();
+  const auto targets = targets_T.accessor<int64_t, 1>();
+  const int64_t tokens = ranks_RJN.size(2);
+  std::vector<onpolicy::JudgedCompletion> completions;
+  for (const data::Stretch& stretch : batch.stretches) {
+    onpolicy::JudgedCompletion completion{stretch.document};
+    for (int64_t at = stretch.at; at < stretch.at + stretch.tokens; ++at) {
+      if (targets[at] == losses::kIgnoreIndex) {
+        continue; // the next token is one of the prompt, or there is none
+      }
+      const auto value = values[at / tokens];
+      const auto of = [&](int64_t metric) { return static_cast<double>(value[metric][at % tokens]); };
+      completion.tokens.push_back({of(0), -of(1), of(2), of(3), of(4), of(5) > 0.5});
+    }
+    completions.push_back(std::move(completion));
+  }
+  return completions;
+}
+
+Json known(double value) {
+  return std::isfinite(value) ? Json(value) : Json();
+}
+
+Json judged_means(const metrics::LossMeans& means) {
+  return {
+      {"tokens", means.valid_tokens},
+      {"loss", known(means.metrics[losses::kLoss])},
+      {"forward_kl", known(means.metrics[losses::kForwardKl])},
+      {"reverse_kl", known(means.metrics[losses::kReverseKl])},
+      {"student_entropy", known(means.metrics[losses::kStudentEntropy])},
+      {"agreement", known(means.metrics[losses::kAgreement])}};
+}
+
 } // namespace
 
 std::string RoundCheck::line() const {
   const std::string engine = std::isfinite(engine_logprob) ? absl::StrFormat(", the engine's %.4f", engine_logprob)
                                                            : std::string(", the engine gives none");
+  const auto [early, late] = onpolicy::early_and_late(positions, most);
+  const std::string by_position = early.tokens == 0 || late.tokens == 0
+      ? std::string()
+      : absl::StrFormat(
+            " (KL %.4f and %.1f%% in the first quarter of onpolicy.max_new_tokens, %.4f and %.1f%% in the last one)",
+            early.reverse_kl, 100 * early.agreement, late.reverse_kl, 100 * late.agreement);
   return absl::StrFormat(
       "%d tokens that the student has written: mean log-probability %.4f nats%s; KL to the teacher %.4f/%.4f, entropy "
-      "%.3f, the teacher agrees with %.1f%%",
+      "%.3f, the teacher agrees with %.1f%%%s",
       means.valid_tokens, own_logprob, engine, means.metrics[losses::kForwardKl], means.metrics[losses::kReverseKl],
-      means.metrics[losses::kStudentEntropy], 100 * means.metrics[losses::kAgreement]);
+      means.metrics[losses::kStudentEntropy], 100 * means.metrics[losses::kAgreement], by_position);
+}
+
+std::string RoundCheck::held_out_line() const {
+  return held_out ? absl::StrFormat(
+                        "%d tokens that the student has written for held-out prompts: KL to the teacher %.4f/%.4f, the "
+                        "teacher agrees with %.1f%%",
+                        held_out->valid_tokens, held_out->metrics[losses::kForwardKl],
+                        held_out->metrics[losses::kReverseKl], 100 * held_out->metrics[losses::kAgreement])
+                  : std::string();
+}
+
+Json RoundCheck::json() const {
+  const auto [early, late] = onpolicy::early_and_late(positions, most);
+  Json judged = {
+      {"logprob", known(own_logprob)},
+      {"engine_logprob", known(engine_logprob)},
+      {"logprob_gap", known(std::abs(engine_logprob - own_logprob))},
+      {"reverse_kl_early", known(early.reverse_kl)},
+      {"reverse_kl_late", known(late.reverse_kl)},
+      {"agreement_early", known(early.agreement)},
+      {"agreement_late", known(late.agreement)}};
+  judged.update(judged_means(means));
+  Json json = {{onpolicy::kJudgedKey, judged}, {onpolicy::kSecondsKey, {{"check", seconds}}}};
+  if (held_out) {
+    json[onpolicy::kHeldOutKey] = judged_means(*held_out);
+  }
+  return json;
 }
 
 absl::Status RoundCheck::verdict(double limit) const {
@@ -43,29 +121,68 @@ absl::Status RoundCheck::verdict(double limit) const {
       engine_logprob, own_logprob, limit));
 }
 
-absl::StatusOr<RoundCheck> check_round(
-    MicroBatchRunner& micro, const onpolicy::Round& round, int64_t micro_batch_size, const sharding::Mesh& mesh) {
-  auto batch = round.data->batch(mesh.own_first(0, micro_batch_size), micro_batch_size);
+absl::StatusOr<std::optional<RoundCheck>> check_round(
+    const config::Config& config, MicroBatchRunner& micro, const onpolicy::Round& round, const sharding::Mesh& mesh,
+    const EvaluationHooks& hooks) {
+  const auto began = std::chrono::steady_clock::now();
+  const int64_t samples = config.train.micro_batch_size;
+  auto batch = round.data->batch(mesh.own_first(0, samples), samples);
   RETURN_IF_ERROR(sharding::agree(mesh, batch.status()));
   batch->on_policy = true;
-  at::Tensor sums_M = micro.zero_sums();
-  micro.evaluate(*batch, sums_M);
+  at::Tensor sums_M = micro.zero_sums(), tokens_MN;
+  micro.evaluate(*batch, sums_M, &tokens_MN);
   if (!micro.one_sided_mass().empty()) {
     micro.one_sided_mass().take_sum(); // which is an evaluation's
   }
   if (mesh.world != nullptr) {
     mesh.world->all_reduce(sums_M);
   }
-  const int64_t tokens = sharding::sum_over_ranks(mesh, batch->valid_tokens);
+  std::vector<at::Tensor> own;
+  for (const int64_t metric : kJudged) {
+    own.push_back(tokens_MN[metric].to(at::kCPU, at::kFloat));
+  }
+  const int64_t tokens = tokens_MN.size(1);
+  const at::Tensor ranks_RJN = sharding::gather_parts(mesh, at::stack(own)).view({-1, kNumJudged, tokens});
   RoundCheck check;
-  check.means = metrics::loss_means(sums_to_host(sums_M), tokens, micro.evaluation_quality());
+  check.most = config.onpolicy.max_new_tokens;
+  check.means = metrics::loss_means(
+      sums_to_host(sums_M), sharding::sum_over_ranks(mesh, batch->valid_tokens), micro.evaluation_quality());
   check.own_logprob = -check.means.metrics[losses::kHard];
   check.engine_logprob = NAN;
+  absl::Status status;
   if (mesh.is_main()) {
-    auto mean = engine_mean(round, mesh.samples_together(micro_batch_size));
-    check.engine_logprob = mean.ok() ? *mean : NAN;
+    const auto all = round.data->batch(0, mesh.samples_together(samples));
+    status = all.status();
+    if (all.ok()) {
+      check.engine_logprob = engine_mean(round, *all);
+      check.completions = judged_completions(*all, ranks_RJN);
+      check.positions = onpolicy::by_position(check.completions, check.most);
+    }
   }
-  return check;
+  RETURN_IF_ERROR(sharding::agree(mesh, status));
+  if (round.held_out != nullptr) {
+    ASSIGN_OR_RETURN(
+        const EvaluationResult result,
+        evaluate_dataset(micro, round.held_out, samples, /*max_batches=*/0, mesh, hooks, /*on_policy=*/true));
+    if (result.interrupted) {
+      return std::optional<RoundCheck>();
+    }
+    check.held_out = result.means;
+  }
+  check.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return std::optional(std::move(check));
+}
+
+absl::Status record_check(
+    const onpolicy::Rounds& rounds, const onpolicy::Round& round, const RoundCheck& check, RunJournal& journal) {
+  ASSIGN_OR_RETURN(const Json result, rounds.judge(round, check.completions, check.json()));
+  if (const std::string warning = onpolicy::position_warning(check.positions, check.most); !warning.empty()) {
+    journal.warning(absl::StrFormat("round %d: %s", round.position.number, warning));
+  }
+  Json values = {{"number", round.position.number}, {"steps", round.position.steps}};
+  values.update(result);
+  values[onpolicy::kJudgedKey].erase(onpolicy::kJudgedChecksumKey);
+  return journal.round(round.position.first_step, values);
 }
 
 } // namespace distill::trainer

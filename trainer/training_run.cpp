@@ -107,12 +107,53 @@ absl::Status TrainingRun::run_steps() {
   return absl::OkStatus();
 }
 
+EvaluationHooks TrainingRun::evaluation_hooks() {
+  return {
+      .asked_to_stop = [this] { return stop_.received() != 0; },
+      .before_batch = [this] { opened_.context->watchdog().report_progress(state_.step, "evaluation"); },
+      .progress = config_.run.progress};
+}
+
 onpolicy::RoundHooks TrainingRun::round_hooks() {
   return {
       .asked_to_stop = [this] { return stop_.received() != 0; },
       .waits = [this] { mesh_.report_progress(state_.step + 1, "on-policy round"); },
+      .before_engine = [this] { return park_state(); },
+      .after_engine = [this] { return park_ != nullptr ? park_->restore() : absl::OkStatus(); },
       .message = [this](const std::string& line) { journal_.message(line); },
       .warning = [this](const std::string& line) { journal_.warning(line); }};
+}
+
+// Before the engine works on the same device: moves the state to host memory, if the plan says so.
+absl::Status TrainingRun::park_state() {
+  const std::optional<plan::EngineTurn>& turn = opened_.plan->engine_turn;
+  if (!turn || turn->moved == 0) {
+    return absl::OkStatus();
+  }
+  const Clock::time_point begun = Clock::now();
+  const at::Device device = opened_.context->environment().device;
+  if (park_ == nullptr) {
+    park_ = std::make_unique<device::MemoryPark>(device, opened_.context->ranks().local_world_size);
+  }
+  checkpoints_.before_update(); // the copy of a checkpoint that is being written is complete
+  step_.optimizer().wait();
+  std::vector<device::MemoryPark::Item> state;
+  opened_.models->student->add_state(state);
+  for (const auto& teacher : opened_.models->teacher.weights) {
+    teacher->add_state(state);
+  }
+  if (opened_.models->slots.weights != nullptr) {
+    opened_.models->slots.weights->add_state(state);
+  }
+  step_.optimizer().add_state(state);
+  RETURN_IF_ERROR(park_->park(state));
+  journal_.info(absl::StrFormat(
+      "the engine's turn: %s of the state are in host memory (moved in %.2f s)%s", device::bytes_text(park_->bytes()),
+      seconds_since(begun),
+      device.is_cuda()
+          ? absl::StrCat("; ", device::bytes_text(device::used_device_bytes(device)), " of the device are in use")
+          : ""));
+  return absl::OkStatus();
 }
 
 // Lets the student write the next round, and compares what the engine says about it with the student's own
@@ -125,16 +166,25 @@ absl::StatusOr<std::optional<onpolicy::Round>> TrainingRun::write_round() {
     return round;
   }
   ASSIGN_OR_RETURN(
-      const RoundCheck check, check_round(step_.micro_batches(), *round, config_.train.micro_batch_size, mesh_));
+      const std::optional<RoundCheck> check,
+      check_round(config_, step_.micro_batches(), *round, mesh_, evaluation_hooks()));
+  if (!check) {
+    return std::optional<onpolicy::Round>();
+  }
   const std::string name = absl::StrFormat("round %d: ", round->position.number);
-  journal_.info(name + check.line());
+  journal_.info(name + check->line());
+  if (check->held_out) {
+    journal_.message(name + check->held_out_line());
+  }
   // A round of an earlier student differs from the present one by what was learned since.
   const double limit = round->weights_step == state_.step ? config_.onpolicy.max_logprob_gap : 0;
-  const absl::Status verdict = sharding::agree(mesh_, check.verdict(limit));
+  const absl::Status verdict = sharding::agree(mesh_, check->verdict(limit));
   if (!verdict.ok()) {
     opened_.rounds->reject(round->position);
     return absl::Status(verdict.code(), absl::StrCat(name, std::string(verdict.message())));
   }
+  RETURN_IF_ERROR(sharding::agree(
+      mesh_, mesh_.is_main() ? record_check(*opened_.rounds, *round, *check, journal_) : absl::OkStatus()));
   return round;
 }
 
@@ -259,10 +309,7 @@ absl::Status TrainingRun::evaluate() {
   }
   RETURN_IF_ERROR(handle_results(/*all=*/true));
   mesh_.report_progress(state_.step, "evaluation");
-  const EvaluationHooks hooks = {
-      .asked_to_stop = [this] { return stop_.received() != 0; },
-      .before_batch = [this] { opened_.context->watchdog().report_progress(state_.step, "evaluation"); },
-      .progress = config_.run.progress};
+  const EvaluationHooks hooks = evaluation_hooks();
   ASSIGN_OR_RETURN(
       const EvaluationResult result,
       evaluate_dataset(

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <optional>
 
+#include "trainer/device/memory_park.h"
 #include "trainer/open_run.h"
 #include "trainer/run_result.h"
 
@@ -23,6 +24,8 @@ class TrainingRun {
   absl::Status run_steps();
   void record_end(const absl::Status& status);
   absl::Status begin_round();
+  absl::Status park_state();
+  EvaluationHooks evaluation_hooks();
   onpolicy::RoundHooks round_hooks();
   absl::StatusOr<std::optional<onpolicy::Round>> write_round();
   absl::StatusOr<std::optional<GlobalBatch>> next_batch();
@@ -54,6 +57,7 @@ class TrainingRun {
   const int64_t first_step_; // steps that were done before this process
   absl::Status journal_status_; // the first failure to write a step's line
   bool stopped_ = false;
+  std::unique_ptr<device::MemoryPark> park_; // null: the engine of an on-policy run leaves the trainer's state alone
   std::chrono::steady_clock::time_point started_;
 };
 

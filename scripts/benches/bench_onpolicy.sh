@@ -47,7 +47,7 @@ for path in sorted(run.glob("onpolicy/round-*/round.json")):
     print(path.parent.name, result["completions"], "completions,", result["completion_tokens"], "tokens;", end=" ")
     print(", ".join(f"{name} {seconds:.2f} s" for name, seconds in result["seconds"].items()))
 lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-times = [(line["step"], line["time_ms"], line["seconds"]) for line in lines if "eval" not in line]
+times = [(line["step"], line["time_ms"], line["seconds"]) for line in lines if "loss" in line]
 for (step, at, seconds), (_, before, _) in zip(times[1:], times):
     print(f"step {step}: {seconds:.2f} s, {(at - before) / 1000:.2f} s after the step before")
 PYTHON

@@ -53,7 +53,7 @@ ALLOWED = {
         "trainer/sharding", "trainer/step", "trainer/teacher", "trainer/teacher_cache"},
     "trainer/run_folder": {
         "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/sharding"},
-    "trainer/report": {"data/base", "trainer/run_folder"},
+    "trainer/report": {"data/base", "trainer/onpolicy", "trainer/run_folder"},
     "trainer/loader": {"data", "trainer/sharding", "trainer/step"},
     "trainer/onpolicy": {
         "data", "trainer/checkpoint", "trainer/config", "trainer/hf", "trainer/launch", "trainer/run_folder",

@@ -60,7 +60,7 @@ class Sender:
     def send_new(self):
         unsaved = 0
         for record in self.files.metrics.new_records():
-            unsaved += self.send_evaluation(record) if "eval" in record else self.send_step(record)
+            unsaved += self.send_record(record)
             if unsaved >= self.BATCH:
                 self.save()
                 unsaved = 0
@@ -71,6 +71,11 @@ class Sender:
     def save(self):
         self.service.flush()
         self.state.write()
+
+    def send_record(self, record):
+        if "eval" in record:
+            return self.send_evaluation(record)
+        return self.send_round(record) if "round" in record else self.send_step(record)
 
     def send_step(self, record):
         step = record.get("step", 0)
@@ -109,6 +114,18 @@ class Sender:
             return 0
         self.service.metrics("eval", step, flat_metrics(record["eval"], "eval"), self.milliseconds(record))
         self.state.last_evaluation = step
+        return 1
+
+    def send_round(self, record):
+        step, values = record.get("step", 0), record["round"]
+        if step <= self.state.last_round or not isinstance(values, dict):
+            return 0
+        parts = {name: part for name, part in values.items() if isinstance(part, dict)}
+        numbers = flat_metrics(values, "rounds")
+        for name, part in parts.items():
+            numbers |= flat_metrics(part, f"rounds/{name}")
+        self.service.metrics("rounds", step, numbers, self.milliseconds(record))
+        self.state.last_round = step
         return 1
 
     def send_events(self):

@@ -44,7 +44,7 @@ class WandbService:
             config=files.config(),
             settings=wandb.Settings(console="off"),
         )
-        for prefix in ("train", "eval", "events", "generated"):
+        for prefix in ("train", "eval", "rounds", "events", "generated"):
             self.run.define_metric(f"{prefix}/step")
             self.run.define_metric(f"{prefix}/*", step_metric=f"{prefix}/step")
         self.run.define_metric("phases/*", step_metric="train/step")

@@ -5,7 +5,7 @@ import os
 
 
 class State:
-    """Members that are kept: the service's run, and the last step, evaluation, event and sample that it has."""
+    """Members that are kept: the service's run, and the last step, evaluation, round, event and sample that it has."""
 
     def __init__(self, path, fresh=False):
         self.path = path
@@ -13,6 +13,7 @@ class State:
         self.last_step = 0
         self.last_loss = None  # of that step, to notice a run that went another way
         self.last_evaluation = -1
+        self.last_round = -1  # steps done before it
         self.events = []  # [step, kind] of each one that was sent
         self.last_sample = -1  # step
         if not fresh:

@@ -143,3 +143,54 @@ def add_samples(folder, text="def f(x):"):
             for index in range(2)
         ],
     )  # fmt: skip
+
+
+def judged_completion(document, tokens, texts=True):
+    """A completion whose tokens the teacher likes less and less."""
+    return {
+        "document": document, "prompt_tokens": 3, "completion_tokens": tokens, "prompt_ids": [7, 8, 9],
+        "ids": list(range(100, 100 + tokens)), "prompt": "def f(" if texts else None,
+        "texts": [f" <w{i}>" if i != 1 else "" for i in range(tokens)] if texts else None,
+        "loss": [0.1 * i for i in range(tokens)], "logprob": [-0.5] * tokens, "forward_kl": [0.2] * tokens,
+        "reverse_kl": [0.1 * i for i in range(tokens)], "entropy": [1.5] * tokens,
+        "agrees": [float(i < tokens // 2) for i in range(tokens)],
+    }  # fmt: skip
+
+
+def round_record(number, step, steps, late_kl=2.0):
+    return {
+        "number": number, "steps": steps, "completions": 8, "completion_tokens": 300, "truncated": 0.25,
+        "lengths": {"min": 2, "median": 40, "p90": 60, "max": 64}, "repeated_4grams": 0.05, "distinct_1grams": 0.5,
+        "distinct_4grams": 0.9, "entropy": 1.25, "left_out": 0,
+        "seconds": {"weights": 1.0, "engine": 4.0, "shard": 0.5, "check": 0.5},
+        "held_out": {"completions": 4, "tokens": 20, "reverse_kl": 0.625 + number},
+        "judged": {"tokens": 32, "logprob": -1.5, "engine_logprob": -1.51, "logprob_gap": 0.01, "loss": 0.9,
+                   "forward_kl": 0.8, "reverse_kl": 0.9 - 0.1 * number, "student_entropy": 1.2, "agreement": 0.5,
+                   "reverse_kl_late": late_kl},
+    }  # fmt: skip
+
+
+def add_rounds(folder, steps=20, count=3, texts=True):
+    """Rounds of `steps` steps: their lines in metrics.jsonl and their folders."""
+    import xxhash
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for number in range(count):
+        first = number * steps
+        own = round_record(number, first, steps)
+        place = next((i for i, line in enumerate(lines) if line["step"] > first), len(lines))
+        lines.insert(place, {"step": first, "time_ms": TIME_MS + 1000 * first, "round": own})
+        round_folder = folder / "onpolicy" / f"round-{number:05d}"
+        round_folder.mkdir(parents=True)
+        judged = {
+            "format": "distill-judged", "version": 1, "tokens": 32,
+            "positions": [{"begin": 4 * i, "end": 4 * i + 4, "tokens": 8, "loss": 0.5, "forward_kl": 0.5,
+                           "reverse_kl": 0.25 * (i + 1), "entropy": 1.0, "agreement": 0.8 - 0.1 * i} for i in range(4)],
+            "completions": [judged_completion(i, 8 + i, texts) for i in range(2)],
+        }  # fmt: skip
+        text = json.dumps(judged)
+        (round_folder / "judged.json").write_text(text)
+        result = {**own, "judged": {**own["judged"], "xxh3": xxhash.xxh3_64_hexdigest(text.encode())}}
+        description = {"format": "distill-round", "version": 1, "request": {"steps": steps}, "result": result}
+        (round_folder / "round.json").write_text(json.dumps(description))
+    write_lines(folder / "metrics.jsonl", lines)

@@ -91,6 +91,7 @@ def test_long_runs_stay_below_two_megabytes_and_keep_their_extremes(report, tmp_
         ("metrics.jsonl", 7, '{"loss": 1}', 'metrics.jsonl:7: expected a whole number as "step", found none'),
         ("metrics.jsonl", 7, '{"step": 2}', "metrics.jsonl:7: expected a step after 5, found step 2"),
         ("metrics.jsonl", 1, '{"step": 0, "eval": 3}', 'metrics.jsonl:1: expected an object as "eval"'),
+        ("metrics.jsonl", 1, '{"step": 0, "round": 3}', 'metrics.jsonl:1: expected an object as "round"'),
         (
             "metrics.jsonl",
             7,
@@ -112,6 +113,42 @@ def test_a_damaged_line_is_named_and_the_old_page_stays(report, tmp_path, file, 
     assert expected in report(run, code=2)
     assert (tmp_path / "page.html").read_text() == "an older page"
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def test_rounds_have_their_numbers_times_and_judged_tokens(report, tmp_path):
+    run = run_folders.write_run(tmp_path / "run", steps=50)
+    without = report(run)["runs"][0]
+    run_folders.add_rounds(run)
+    (found,) = report(run)["runs"]
+    assert without["rounds"] == [] and found["series"] == without["series"] and found["evals"] == without["evals"]
+    assert [(one["number"], one["step"], one["completions"]) for one in found["rounds"]] == [
+        (0, 0, 8),
+        (1, 20, 8),
+        (2, 40, 8),
+    ]
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    seconds = [line["seconds"] for line in steps if "loss" in line]
+    trained = [one["seconds"]["train"] for one in found["rounds"]]
+    assert trained == pytest.approx([sum(seconds[:20]), sum(seconds[20:40]), sum(seconds[40:])], rel=1e-6)
+    assert found["rounds"][1]["judged"]["reverse_kl"] == pytest.approx(0.8)
+    assert [one["agreement"] for one in found["rounds"][2]["positions"]] == pytest.approx([0.8, 0.7, 0.6, 0.5])
+    newest = found["round_samples"][0]
+    assert newest["number"] == 2 and [len(one["ids"]) for one in newest["completions"]] == [8, 9]
+    assert newest["completions"][1]["reverse_kl"] == pytest.approx([0.1 * i for i in range(9)])
+    shutil.rmtree(run / "onpolicy" / "round-00000")  # onpolicy.keep_rounds
+    (found,) = report(run)["runs"]
+    assert len(found["rounds"]) == 3 and "positions" not in found["rounds"][0]
+    (run / "onpolicy" / "round-00002" / "judged.json").write_text("{}")
+    assert "round-00002/judged.json: expected the checksum" in report(run, code=2)
+
+
+def test_long_completions_of_many_rounds_leave_room(report, tmp_path):
+    run = run_folders.write_run(tmp_path / "run", steps=2000)
+    run_folders.add_rounds(run, steps=1, count=500)
+    (found,) = report(run)["runs"]
+    assert (tmp_path / "page.html").stat().st_size < 2_000_000
+    assert len(found["rounds"]) == 400 and found["rounds_recorded"] == 500
+    assert [found["rounds"][i]["number"] for i in (0, -1)] == [0, 499] and len(found["round_samples"]) == 12
 
 
 def test_a_torn_last_line_is_left_out(report, tmp_path):

@@ -120,6 +120,45 @@ def test_the_evaluation_table_has_before_after_and_teacher(show, tmp_path):
     assert rows["Agreement: same most probable token"][3] == "100 %"
 
 
+def test_rounds_have_bars_positions_and_coloured_tokens(show, tmp_path):
+    run = run_folders.write_run(tmp_path / "run")
+    run_folders.add_rounds(run)
+    driver = show(run)
+    assert [row.get_attribute("data-round") for row in all_of(driver, "table.rounds tbody tr")] == ["0", "1", "2"]
+    assert "1.625" in one(driver, "table.rounds tr[data-round='1']").text, "the KL on held-out prompts"
+    bars = [bar.rect["width"] for bar in all_of(driver, "table.rounds tr[data-round='0'] .stack span")]
+    train = sum(step["seconds"] for step in map(run_folders.step_metrics, range(1, 21)))
+    shares = [part / (6 + train) for part in (1, 4, 0.5, 0.5, train)]
+    assert [bar / sum(bars) for bar in bars] == pytest.approx(shares, abs=0.03)
+    for chart in ("#positions-reverse-kl-0", "#positions-agreement-0"):
+        assert len(all_of(driver, f"{chart} path.line")) == 3
+        assert "NaN" not in one(driver, chart).get_attribute("innerHTML")
+        heights = [float(dot.get_attribute("cy")) for dot in all_of(driver, f"{chart} circle")[:4]]
+        assert heights == sorted(heights, reverse=chart == "#positions-reverse-kl-0")  # the KL grows, agreement falls
+    panel = all_of(driver, ".judged")[0]
+    tokens = panel.find_elements(By.CSS_SELECTOR, ".token")
+    assert [token.text for token in tokens][:3] == [" <w0>", "[101]", " <w2>"], "text as it is, ids where there is none"
+    shown = [float(token.get_attribute("data-share")) for token in tokens]
+    assert shown == pytest.approx([0.1 * i / 3 for i in range(8)], abs=1e-3)
+    colours = {token.value_of_css_property("background-color") for token in tokens}
+    assert len(colours) == 8
+    told = tokens[7].get_attribute("title")
+    assert "id 107" in told and "KL(student, teacher): 0.7" in told and "most probable token is another one" in told
+    Select(one(driver, "select[aria-label='What gives a token its colour']")).select_by_value("logprob")
+    assert {token.get_attribute("data-share") for token in all_of(driver, ".judged .token")} == {"0.083"}
+    Select(one(driver, ".judged-samples select")).select_by_value("1")
+    assert len(all_of(driver, ".judged")) == 2
+    for width in (400, 1600):
+        resize(driver, width)
+        painted(driver)
+        check_width(driver)
+    assert complaints(driver) == []
+
+
+def test_a_run_without_rounds_has_no_such_section(show, tmp_path):
+    assert not all_of(show(run_folders.write_run(tmp_path / "run")), "#rounds")
+
+
 def test_the_pointer_and_the_keys_show_values(show, tmp_path):
     driver = show(run_folders.write_run(tmp_path / "run"))
     click(driver, "#log-x")

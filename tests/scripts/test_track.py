@@ -43,7 +43,7 @@ def track(tmp_path):
 
 def recorded(run, evaluations=False):
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if ("eval" in line) == evaluations]
+    return [line for line in lines if ("eval" if evaluations else "loss") in line]
 
 
 def wandb_points(folder, name, kind="train"):
@@ -103,10 +103,13 @@ def test_every_point_is_there_once_after_any_number_of_calls(track, tmp_path, to
     run = run_folders.write_run(tmp_path / "run", steps=30, changes={7: {"loss": None, "forward_kl": None}})
     run_folders.add_events(run)
     run_folders.add_samples(run)
+    run_folders.add_rounds(run, count=2)
     assert "steps up to 30 are sent" in track(run, "--to", to)
     check_points(run, tmp_path, to)
     track(run, "--to", to)
     check_points(run, tmp_path, to)
+    assert points_of(run, tmp_path, to, "rounds/truncated", "rounds") == [(0, 0.25), (20, 0.25)]
+    assert points_of(run, tmp_path, to, "rounds/judged/agreement", "rounds") == [(0, 0.5), (20, 0.5)]
 
     # Resumed after step 20: the steps from 21 on are recorded again.
     lengthen(run, first=21, last=50, keep_to=20)

@@ -8,6 +8,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import cache_kinds
+import onpolicy_runs
 import tiny
 
 
@@ -96,3 +97,21 @@ def cache_of(tmp_path_factory, models, ragged_shard):
         return found[kind, temperature, micro]
 
     return cache
+
+
+@pytest.fixture(scope="session")
+def onpolicy_prompts(tmp_path_factory):
+    """Conversations whose prompts have 3 to 12 tokens, no two of them alike."""
+    random = np.random.default_rng(11)
+    documents = []
+    for length in random.integers(3, 13, 40):
+        tokens = random.integers(2, tiny.VOCAB, length + 4)
+        documents.append((tokens, np.arange(len(tokens)) >= length))
+    return tiny.make_shard(tmp_path_factory.mktemp("prompts") / "prompts.dtok", documents)
+
+
+@pytest.fixture(scope="session")
+def undisturbed_run(tmp_path_factory, models, onpolicy_prompts):
+    """An on-policy run of three rounds, as which many others end."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return tiny.train(folder, onpolicy_runs.config_in(folder, models, onpolicy_prompts)("undisturbed"))

@@ -21,7 +21,8 @@ def recorded(run):
     for text in (Path(run) / "metrics.jsonl").read_text().splitlines():
         line = json.loads(text)
         step, time = line.pop("step"), line.pop("time_ms") / 1000
-        for tag, value in flat(line["eval"], "eval/") if "eval" in line else flat(line, "train/"):
+        kind = next((kind for kind in ("eval", "round") if kind in line), None)
+        for tag, value in flat(line[kind], f"{kind}/") if kind else flat(line, "train/"):
             points.setdefault(tag, []).append((step, time, np.float32(value)))
     return points
 

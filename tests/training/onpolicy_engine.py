@@ -5,6 +5,7 @@ What it writes follows from each request's seed alone: a completion of 1 to max_
 is truncated."""
 
 import argparse
+import errno
 import json
 import os
 import random
@@ -74,8 +75,10 @@ def main():
                 output.flush()
                 print("engine: out of memory", file=sys.stderr, flush=True)
                 os.abort()
+            if args.fault == "full" and number == len(requests) // 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             line = json.dumps(completion(request, args.vocab))
-            if args.fault not in ("", "crash", "silent") and number < args.share * len(requests):
+            if args.fault not in ("", "crash", "full", "silent") and number < args.share * len(requests):
                 line = wrong(args.fault, completion(request, args.vocab), args.vocab)
             if args.fault != "silent":
                 output.write(line + "\n")

@@ -1,100 +1,36 @@
-"""Runs whose data the student writes itself, with a stand-in for the engine."""
+"""Runs whose data the student writes itself: their rounds, what is learned from them, and what is known of them."""
 
 import json
 import re
-import shutil
-import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
-import jobs
 import tiny
 import token_shard
+from onpolicy_runs import END, SCRIPT, command, completions, config_in, description, judged, losses, round_folder
 
-ENGINE = Path(__file__).with_name("onpolicy_engine.py")
-END = 1
-MOST = 8  # onpolicy.max_new_tokens
 LOGPROBS = r"mean log-probability (-[0-9.]+) nats, the engine's (-[0-9.]+)"
-SCRIPT = tiny.REPOSITORY / "scripts" / "rollout_transformers.py"
-HTTP = tiny.REPOSITORY / "scripts" / "rollout_http.py"
-SERVER = tiny.REPOSITORY / "tests" / "scripts" / "stand_in_server.py"
-
-
-def command(*arguments):
-    words = [sys.executable, ENGINE, "--prompts", "{prompts}", "--output", "{output}", "--vocab", tiny.VOCAB]
-    return " ".join(map(str, [*words, *arguments]))
-
-
-@pytest.fixture(scope="session")
-def prompts(tmp_path_factory):
-    """Conversations whose prompts have 3 to 12 tokens, no two of them alike."""
-    random = np.random.default_rng(11)
-    documents = []
-    for length in random.integers(3, 13, 40):
-        tokens = random.integers(2, tiny.VOCAB, length + 4)
-        documents.append((tokens, np.arange(len(tokens)) >= length))
-    return tiny.make_shard(tmp_path_factory.mktemp("prompts") / "prompts.dtok", documents)
 
 
 @pytest.fixture
-def config(tmp_path, models, prompts):
-    """config(name, command, **onpolicy): rounds of two steps, four sequences in each, all of them on-policy."""
-    student, teacher = models["llama"]
-    student = Path(shutil.copytree(student, tmp_path / "student"))
-    (student / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
-
-    def build(name, engine=None, train=None, onpolicy=None, **sections):
-        config = tiny.base_config(
-            tmp_path / name,
-            str(student),
-            teacher,
-            prompts,
-            train={"steps": 6, "global_batch_size": 4, "deterministic": tiny.DEVICE == "cuda"} | (train or {}),
-            onpolicy={"prompts": prompts, "command": engine or command(), "every": 2, "max_new_tokens": MOST}
-            | (onpolicy or {}),
-            scheduler={"warmup_steps": 0},
-            **sections,
-        )
-        if config["onpolicy"].get("fraction", 1) == 1:
-            del config["data"]["train"]
-        return config
-
-    return build
+def config(tmp_path, models, onpolicy_prompts):
+    return config_in(tmp_path, models, onpolicy_prompts)
 
 
-def round_folder(run, number):
-    return run / "onpolicy" / f"round-{number:05d}"
+@pytest.fixture(scope="session")
+def held_out_prompts(tmp_path_factory):
+    """Five documents without any token in the loss: prompts as a whole."""
+    random = np.random.default_rng(12)
+    documents = [(random.integers(2, tiny.VOCAB, length), np.zeros(length, bool)) for length in (3, 9, 5, 7, 4)]
+    return tiny.make_shard(tmp_path_factory.mktemp("held-out") / "held-out.dtok", documents)
 
 
-def description(run, number):
-    return json.loads((round_folder(run, number) / "round.json").read_text())
-
-
-def completions(run, number):
-    return [json.loads(line) for line in (round_folder(run, number) / "completions.jsonl").read_text().splitlines()]
-
-
-def losses(run):
-    return [(record["step"], record["loss"], record["grad_norm"]) for record in tiny.read_metrics(run)[0]]
-
-
-def mark_of(tmp_path):
-    """A word for the command lines of a test's engines; tests that run side by side may have folders of one name."""
-    return "mark" + str(tmp_path).replace("/", "-")
-
-
-def processes_with(mark):
-    listed = subprocess.run(["ps", "-ww", "-eo", "args="], capture_output=True, text=True).stdout.splitlines()
-    return [line for line in listed if mark in line]
-
-
-def test_a_round_is_what_the_student_was_asked_for(tmp_path, config):
-    run = tiny.train(tmp_path, config("run"))
-    asked = []
+def test_a_round_is_what_the_student_was_asked_for(undisturbed_run):
+    run, asked = undisturbed_run, []
     for number in range(3):
         lines = completions(run, number)
         documents = token_shard.read_shard(round_folder(run, number) / "shard-00000.dtok")
@@ -130,6 +66,123 @@ def test_the_loss_is_the_reverse_kl_on_the_students_own_words(tmp_path, config):
     assert step["loss"] == pytest.approx(step["reverse_kl"], rel=1e-5)
 
 
+def token_judgement(student, teacher, prompt, ids):
+    """Of each token of a completion, by transformers in fp32: log-probability, both KLs, entropy, agreement."""
+    logs = []
+    for folder in (student, teacher):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1, : tiny.VOCAB]
+        logs.append(torch.log_softmax(logits.double(), -1))
+    q, p = logs
+    return {
+        "logprob": q.gather(1, torch.tensor(ids)[:, None])[:, 0],
+        "forward_kl": (p.exp() * (p - q)).sum(-1),
+        "reverse_kl": (q.exp() * (q - p)).sum(-1),
+        "entropy": -(q.exp() * q).sum(-1),
+        "agrees": (p.argmax(-1) == q.argmax(-1)).double(),
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_token_has_the_judgement_that_transformers_computes(tmp_path, config, ranks):
+    settings = config("run", parallel={"processes": ranks}, train={"steps": 2})
+    run = tiny.train(tmp_path, settings)
+    made, lines = judged(run, 0), completions(run, 0)
+    samples = ranks * settings["train"]["micro_batch_size"]
+    assert len(made["completions"]) == samples
+    expected = [
+        token_judgement(tmp_path / "student", settings["teacher"]["path"], line["prompt_ids"], line["completion_ids"])
+        for line in lines
+    ]
+    for one in made["completions"]:
+        assert one["prompt_ids"] == lines[one["document"]]["prompt_ids"]
+        assert one["ids"] == lines[one["document"]]["completion_ids"]
+        for name, values in expected[one["document"]].items():
+            np.testing.assert_allclose(one[name], values, atol=2e-5 if tiny.DEVICE == "cpu" else 2e-3, err_msg=name)
+        np.testing.assert_allclose(one["loss"], one["reverse_kl"], atol=2e-6)
+    # By position, and in the mean: over all of these tokens.
+    for position in made["positions"]:
+        assert position["end"] == position["begin"] + 1
+        own = [one for one in made["completions"] if len(one["ids"]) > position["begin"]]
+        assert position["tokens"] == len(own)
+        for name, mean in (("reverse_kl", "reverse_kl"), ("agrees", "agreement")):
+            assert position[mean] == pytest.approx(np.mean([one[name][position["begin"]] for one in own]), abs=1e-5)
+    means = description(run, 0)["result"]["judged"]
+    tokens = np.concatenate([one["reverse_kl"] for one in made["completions"]])
+    assert means["tokens"] == made["tokens"] == len(tokens)
+    assert means["reverse_kl"] == pytest.approx(tokens.mean(), abs=1e-5)
+    (recorded,) = tiny.read_rounds(run)
+    assert recorded["step"] == 0 and recorded["round"]["judged"] == {k: v for k, v in means.items() if k != "xxh3"}
+    assert recorded["round"]["completions"] == 8 and recorded["round"]["seconds"].keys() == {
+        "weights",
+        "engine",
+        "shard",
+        "check",
+    }
+
+
+def held_out_settings(config, name, shard, engine=None, **more):
+    """The student's own words on held-out prompts: at the start and after every second step, the others' rounds too."""
+    own = {"eval_prompts": shard, "eval_temperature": 0.5} | more.pop("onpolicy", {})
+    made = config(name, engine, onpolicy=own, eval={"every": 2, "at_start": True}, **more)
+    made["data"]["eval"] = made["onpolicy"]["prompts"]
+    return made
+
+
+def held_out_numbers(run):
+    return [(line["step"], line["round"]["held_out"]) for line in tiny.read_rounds(run) if "held_out" in line["round"]]
+
+
+def test_held_out_prompts_are_evaluated_and_never_trained_on(tmp_path, config, undisturbed_run, held_out_prompts):
+    run = tiny.train(tmp_path, held_out_settings(config, "run", held_out_prompts))
+    assert losses(run) == losses(undisturbed_run)
+    found = held_out_numbers(run)
+    assert [step for step, _ in found] == [0, 2, 4]
+    shards = [round_folder(run, number) / "held_out" / "shard-00000.dtok" for number in range(3)]
+    for number in range(3):
+        trained = token_shard.read_shard(round_folder(run, number) / "shard-00000.dtok")
+        held_out = token_shard.read_shard(shards[number])
+        assert len(trained) == 8 and len(held_out) == 5 == found[number][1]["completions"]
+        texts = [list(document.tokens) for document in held_out]
+        assert texts == [list(document.tokens) for document in token_shard.read_shard(shards[0])]  # prompts and seeds
+        starts = {tuple(text[:3]) for text in texts}
+        assert starts.isdisjoint({tuple(document.tokens[:3]) for document in trained})
+        asked = [json.loads(line) for line in (round_folder(run, number) / "requests.jsonl").read_text().splitlines()]
+        assert [line["temperature"] for line in asked] == [1.0] * 8 + [0.5] * 5
+        assert description(run, number)["result"]["held_out"]["reverse_kl"] == found[number][1]["reverse_kl"]
+    again = config("again", eval={}, data={"eval": str(shards[0].parent), "packing": "pack"})
+    again["loss"] = {"divergence": "reverse_kl"}
+    del again["onpolicy"]
+    report = tiny.evaluate(tmp_path, again)
+    assert report["valid_tokens"] == found[0][1]["tokens"]
+    assert found[0][1]["reverse_kl"] == pytest.approx(report["loss"], rel=1e-5)
+    assert (
+        "tokens that the student has written for held-out prompts: KL to the teacher" in (run / "log.txt").read_text()
+    )
+    tiny.distill("verify", run)
+    shards[1].write_bytes(shards[0].read_bytes()[:-4] + b"\1\1\1\1")
+    assert "held_out" in tiny.distill("verify", run, code=tiny.BAD_INPUT).stderr
+
+
+def test_held_out_numbers_of_a_resumed_run_and_of_two_ranks_are_the_same(tmp_path, config, held_out_prompts):
+    undisturbed = held_out_numbers(tiny.train(tmp_path, held_out_settings(config, "undisturbed", held_out_prompts)))
+    broken = f"if [ {{round}} = 1 ]; then {command('--fault', 'crash')}; else {command()}; fi"
+    settings = held_out_settings(config, "run", held_out_prompts, broken)
+    tiny.distill("--config", tiny.write_config(tmp_path, settings), code=tiny.RUNTIME_FAILURE)
+    settings["onpolicy"]["command"] = command()
+    assert held_out_numbers(tiny.train(tmp_path, settings, "--resume")) == undisturbed
+    ranks = held_out_settings(config, "ranks", held_out_prompts, parallel={"processes": 2})
+    for (step, own), (expected_step, expected) in zip(held_out_numbers(tiny.train(tmp_path, ranks)), undisturbed):
+        assert step == expected_step and own["tokens"] == expected["tokens"]
+        assert own["reverse_kl"] == pytest.approx(expected["reverse_kl"], rel=2e-5)
+
+
+def test_held_out_prompts_that_are_trained_on_are_refused(tmp_path, config, onpolicy_prompts):
+    settings = held_out_settings(config, "run", onpolicy_prompts)
+    tiny.expect_refused(tmp_path / "run", settings, ["onpolicy.eval_prompts", "in both"])
+
+
 def test_a_batch_has_its_share_of_on_policy_sequences(tmp_path, config, ragged_shard):
     data = {"train": [{"path": ragged_shard}]}
     mixed = tiny.train(tmp_path, config("mixed", data=data, onpolicy={"fraction": 0.5}))
@@ -151,14 +204,13 @@ def test_a_batch_has_its_share_of_on_policy_sequences(tmp_path, config, ragged_s
 
 
 @pytest.mark.parametrize("parallel", [{"processes": 2}, {"processes": 2, "shard": 1, "replicate": 2}])
-def test_several_ranks_train_as_one_does(tmp_path, config, parallel):
-    one = tiny.train(tmp_path, config("one"))
+def test_several_ranks_train_as_one_does(tmp_path, config, undisturbed_run, parallel):
     several = tiny.train(tmp_path, config("several", parallel=parallel))
     for number in range(3):
-        assert [line["completion_ids"] for line in completions(one, number)] == [
+        assert [line["completion_ids"] for line in completions(undisturbed_run, number)] == [
             line["completion_ids"] for line in completions(several, number)
         ]
-    np.testing.assert_allclose(losses(one), losses(several), rtol=2e-5)
+    np.testing.assert_allclose(losses(undisturbed_run), losses(several), rtol=2e-5)
 
 
 def test_completions_fill_sequences_evenly_when_there_are_more(tmp_path, config):
@@ -172,130 +224,44 @@ def test_completions_fill_sequences_evenly_when_there_are_more(tmp_path, config)
     assert sum(step["valid_tokens"] for step in steps[:2]) == in_round  # each once
 
 
-@pytest.mark.parametrize(
-    "fault, says",
-    [
-        ("crash", ["signal 6", "out of memory", "engine.log"]),
-        ("hang", ["onpolicy.timeout_s", "within 2 s", "engine: 8 prompts"]),
-        ("silent", ["8 of 8 completions", "no completion at all", "engine: 8 prompts"]),
-        ("garbage", ["output.jsonl:1:", "JSON"]),
-        ("empty", ["output.jsonl:1: completion_ids: expected 1 to 8 tokens", "found 0"]),
-        ("foreign", ["completion_ids[0]: expected an id below 211", "found 218"]),
-        ("prompt", ["prompt_ids: expected the"]),
-        ("stale", ["weight_version: expected step-2-", 'found "step-0-0123456789abcdef"']),
-        ("reason", ['finish_reason: expected stop or length, found "error"']),
-        ("logprobs", ["logprobs[0]: expected the logarithm of a probability, found 0.5"]),
-    ],
-)
-def test_a_broken_engine_is_named_and_loses_nothing(tmp_path, config, fault, says):
-    """The first round is good, the second one is not; a repaired engine goes on, as if nothing had been wrong."""
-    mark = mark_of(tmp_path)
-    broken = f"if [ {{round}} = 1 ]; then {command('--fault', fault, '--mark', mark)}; else {command()}; fi"
-    settings = config("run", broken, onpolicy={"timeout_s": 2 if fault == "hang" else 600})
-    done = tiny.distill("--config", tiny.write_config(tmp_path, settings), code=tiny.RUNTIME_FAILURE)
-    for text in says:
-        assert text in done.stderr, done.stderr
-    assert not processes_with(mark)
-    run = Path(settings["run"]["dir"])
-    assert jobs.complete_checkpoints(run)[-1].name == "step-2"
-    kept = len(completions(run, 1)) if (round_folder(run, 1) / "completions.jsonl").exists() else 0
-    settings["onpolicy"]["command"] = command()
-    tiny.train(tmp_path, settings, "--resume")
-    assert description(run, 1)["result"]["completions"] == 8
-    assert kept == 0 or fault == "crash"
-    undisturbed = tiny.train(tmp_path, config("undisturbed"))
-    assert losses(run) == losses(undisturbed)
-
-
-def test_a_few_bad_completions_are_left_out_with_a_warning(tmp_path, config):
-    settings = config("run", command("--fault", "foreign", "--share", 0.25), onpolicy={"max_bad": 0.3})
-    run = tiny.train(tmp_path, settings)
-    assert description(run, 0)["result"]["completions"] == 6 and description(run, 0)["result"]["left_out"] == 2
-    log = (run / "log.txt").read_text()
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_state_leaves_the_device_in_the_engines_turn_and_comes_back(tmp_path, config, undisturbed_run, ranks):
+    """The losses are those of a run whose state stays. Rounds before, within and after checkpoints."""
+    more = {"parallel": {"processes": ranks}, "checkpoint": {"every": 1}}
+    stays = (
+        undisturbed_run if ranks == 1 else tiny.train(tmp_path, config("stays", onpolicy={"offload": "none"}, **more))
+    )
+    moves = tiny.train(tmp_path, config("moves", onpolicy={"offload": "all"}, **more))
+    assert losses(moves) == losses(stays)
+    log = (moves / "log.txt").read_text()
+    assert len(re.findall(r"the engine's turn: [0-9.]+ [KM]iB of the state are in host memory", log)) == 3
+    assert "the device while the engine writes: " in log and "of the state in host memory" in log
+    assert "in host memory" not in (stays / "log.txt").read_text()
+    failing = config("failing", "exit 3 # {prompts} {output}", onpolicy={"offload": "all"}, train={"steps": 2}, **more)
     assert (
-        "2 of 8 completions are missing or cannot be used" in log
-        and "output.jsonl:1: completion_ids[0]: expected an id below 211" in log
+        "exit code 3"
+        in tiny.distill("--config", tiny.write_config(tmp_path, failing), code=tiny.RUNTIME_FAILURE).stderr
     )
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_killed_runs_go_on_with_the_completions_that_are_there(tmp_path, config, staleness):
-    """Killed while the engine writes and while steps run: the losses are those of a run that nobody disturbed, and the
-    engine dies with the run."""
-    own = {"staleness": staleness}
-    undisturbed = tiny.train(tmp_path, config("undisturbed", onpolicy=own))
-    mark = mark_of(tmp_path)
-    slow = command("--slow", 0.1, "--mark", mark)
-    settings = config("run", slow, onpolicy=own, checkpoint={"every": 1, "async": False})
-    path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
-    output = [round_folder(run, number) / "output.jsonl" for number in range(3)]
+def test_the_plan_says_what_the_device_has_for_the_engine(tmp_path, config):
+    def plan(code, **own):
+        settings = config("run", onpolicy=own, memory={"machine": "H100-SXM"})
+        settings["train"]["device"] = "cuda"
+        path = tiny.write_config(tmp_path, settings)
+        return json.loads(tiny.distill("plan", "--config", path, "--json", code=code).stdout)
 
-    def lines(file):
-        return len(file.read_bytes().splitlines()) if file.exists() else 0
-
-    moments = [
-        lambda: lines(output[0]) >= 3,  # before there is a checkpoint
-        lambda: lines(output[0]) >= 2,
-        lambda: jobs.steps_done(run) >= 1,
-        lambda: lines(output[1]) >= 4,
-        lambda: lines(output[2]) >= 1,
-    ]
-    found = []  # completions that were there at the next start
-    for number, moment in enumerate(moments):
-        job = subprocess.Popen(
-            [tiny.binary(), "--config", path, *(["--resume"] if number else [])],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=tiny.environment(),
-        )
-        jobs.until(moment, job)
-        job.kill()
-        job.wait()
-        jobs.until(lambda: not processes_with(mark))
-        found.append(sum(map(lines, output)))
-    tiny.distill("--config", path, "--resume")
-    assert losses(run) == losses(undisturbed)
-    log = (run / "log.txt").read_text()
-    assert "completions are there already" in log
-    for number in range(3):
-        assert description(run, number)["request"] == description(undisturbed, number)["request"]
-        assert completions(run, number) == completions(undisturbed, number)
-
-
-@tiny.LONG
-@pytest.mark.parametrize("kind", ["command", "server"])
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_killed_thirty_times_at_random_instants(tmp_path, config, staleness, kind):
-    mark, random = mark_of(tmp_path), np.random.default_rng(5)
-
-    def settings(name, **more):
-        if kind == "command":
-            made = config(name, command("--slow", 0.02, "--mark", mark), **more)
-        else:
-            made = http_settings(config, name, "sglang", mark) | more
-        made["onpolicy"]["staleness"] = staleness
-        made["train"]["steps"] = 40
-        return made
-
-    undisturbed = tiny.train(tmp_path, settings("undisturbed"))
-    made = settings("run", checkpoint={"every": 1, "async": False})
-    path, run = tiny.write_config(tmp_path, made), Path(made["run"]["dir"])
-    for _ in range(30):
-        begun = (run / "onpolicy").exists() or jobs.complete_checkpoints(run)
-        how = "--resume" if begun else "--overwrite"
-        job = subprocess.Popen([tiny.binary(), "--config", path, how], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, env=tiny.environment())  # fmt: skip
-        try:
-            job.wait(timeout=random.uniform(0.5, 4))
-            break
-        except subprocess.TimeoutExpired:
-            job.kill()
-            job.wait()
-        jobs.until(lambda: not processes_with(mark))
-    tiny.distill("--config", path, "--resume")
-    assert losses(run) == losses(undisturbed)
-    assert not processes_with(mark)
+    free = plan(tiny.SUCCESS, engine_gib=1)
+    turn, device = free["engine_turn"], free["bytes"]["device_available"]
+    assert turn["moved"] == free["bytes"]["host_engine"] == 0 and turn["held"] + turn["left"] == device
+    moved = plan(tiny.SUCCESS, offload="all")
+    assert turn["held"] - moved["engine_turn"]["held"] == pytest.approx(moved["engine_turn"]["moved"], rel=0.01)
+    assert moved["bytes"]["host_engine"] == moved["engine_turn"]["moved"] > 100_000
+    between = (turn["left"] + moved["engine_turn"]["left"]) / 2 / 2**30
+    assert plan(tiny.SUCCESS, engine_gib=between)["engine_turn"] == moved["engine_turn"]
+    full = plan(tiny.DOES_NOT_FIT, engine_gib=between, offload="none")
+    assert not full["fits"] and full["engine_turn"] == turn
+    assert "engine_turn" not in plan(tiny.SUCCESS, staleness=1)
 
 
 def test_with_staleness_a_round_is_written_while_the_one_before_it_is_trained_on(tmp_path, config):
@@ -305,103 +271,6 @@ def test_with_staleness_a_round_is_written_while_the_one_before_it_is_trained_on
     assert versions[0] == versions[1] and versions[2].startswith("step-2-")
     assert [description(run, number)["request"]["first_prompt"] for number in range(3)] == [0, 8, 16]
     assert not (run / "onpolicy" / "weights").exists()
-
-
-def test_a_stopped_run_goes_on_with_the_round_that_it_was_writing_ahead(tmp_path, config):
-    undisturbed = tiny.train(tmp_path, config("undisturbed", onpolicy={"staleness": 1}))
-    settings = config("run", command("--slow", 0.1), onpolicy={"staleness": 1})
-    path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
-    job = subprocess.Popen([tiny.binary(), "--config", path], stdout=subprocess.DEVNULL, env=tiny.environment())
-    jobs.until(lambda: (round_folder(run, 1) / "output.jsonl").exists(), job)
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(timeout=60) == tiny.STOPPED_BY_SIGNAL
-    tiny.distill("--config", path, "--resume")
-    assert losses(run) == losses(undisturbed)
-    assert description(run, 1)["request"] == description(undisturbed, 1)["request"]
-
-
-def http_settings(config, name, kind, mark, fault=""):
-    """A run whose server distill starts."""
-    port = tiny.free_port()
-    server = f"{sys.executable} {SERVER} --kind {kind} --port {port} --vocab {tiny.VOCAB} --mark {mark}"
-    rollout = f"{sys.executable} {HTTP} --url http://127.0.0.1:{port} --model {{model}} --version {{version}}"
-    settings = config(name, f"{rollout} --prompts {{prompts}} --output {{output}} --wait 20 --timeout 20")
-    settings["onpolicy"]["server"] = f"{server} --fault {fault}" if fault else server
-    return settings
-
-
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_a_server_lives_through_all_rounds_and_ends_with_the_run(tmp_path, config, kind):
-    mark = mark_of(tmp_path)
-    run = tiny.train(tmp_path, http_settings(config, "run", kind, mark))
-    assert not processes_with(mark)
-    for number in range(3):
-        assert len(completions(run, number)) == 8
-        log = (round_folder(run, number) / "engine.log").read_text()
-        assert f"{kind} has loaded {description(run, number)['request']['weight_version']}" in log
-
-
-def test_a_server_ends_when_the_run_is_killed(tmp_path, config):
-    mark = mark_of(tmp_path)
-    settings = http_settings(config, "run", "vllm", mark)
-    settings["train"]["steps"] = 1000
-    path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
-    job = subprocess.Popen([tiny.binary(), "--config", path], stdout=subprocess.DEVNULL, env=tiny.environment())
-    jobs.until(lambda: jobs.steps_done(run) >= 1, job)
-    assert processes_with(mark)
-    job.kill()
-    job.wait()
-    jobs.until(lambda: not processes_with(mark))
-
-
-def test_a_server_that_dies_or_keeps_its_weights_is_named(tmp_path, config):
-    mark = mark_of(tmp_path)
-    dies = tiny.write_config(tmp_path / "dies", http_settings(config, "dies", "sglang", mark, "dies"))
-    error = tiny.distill("--config", dies, code=tiny.RUNTIME_FAILURE).stderr
-    assert "onpolicy.server ended with exit code 7" in error and "illegal memory access" in error
-    stale = tiny.write_config(tmp_path / "stale", http_settings(config, "stale", "sglang", mark, "stale"))
-    error = tiny.distill("--config", stale, code=tiny.RUNTIME_FAILURE).stderr
-    assert "weight_version: expected step-0-" in error and 'found "default"' in error
-    assert not processes_with(mark)
-
-
-def test_a_signal_ends_the_engine_and_the_run_goes_on_later(tmp_path, config):
-    mark = mark_of(tmp_path)
-    settings = config("run", command("--slow", 0.3, "--mark", mark))
-    path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
-    job = subprocess.Popen([tiny.binary(), "--config", path], stdout=subprocess.DEVNULL, env=tiny.environment())
-    jobs.until(lambda: (round_folder(run, 0) / "output.jsonl").exists(), job)
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(timeout=60) == tiny.STOPPED_BY_SIGNAL
-    assert not processes_with(mark) and not (run / "onpolicy" / "weights").exists()
-    settings["onpolicy"]["command"] = command()
-    tiny.train(tmp_path, settings, "--resume")
-    assert losses(run) == losses(tiny.train(tmp_path, config("undisturbed")))
-
-
-def test_a_round_of_other_weights_is_written_anew(tmp_path, config):
-    """An earlier checkpoint and another learning rate: the rounds after it are those of another student."""
-    settings = config("run", checkpoint={"every": 1, "keep": 10})
-    run = tiny.train(tmp_path, settings)
-    before = description(run, 2)["request"]["weight_version"]
-    settings["optimizer"]["lr"] = 1e-3
-    tiny.train(tmp_path, settings, "--resume-from", run / "checkpoints" / "step-3")
-    assert description(run, 2)["request"]["weight_version"] != before
-    assert (run / "onpolicy" / "round-00002.replaced").is_dir() and not (
-        run / "onpolicy" / "round-00001.replaced"
-    ).exists()
-
-
-def test_a_round_that_is_gone_or_changed_is_named(tmp_path, config):
-    settings = config("run", checkpoint={"every": 1, "keep": 10})
-    run = tiny.train(tmp_path, settings)
-    shard = round_folder(run, 1) / "shard-00000.dtok"
-    shutil.copy(round_folder(run, 0) / "shard-00000.dtok", shard)
-    path = tiny.write_config(tmp_path, settings)
-    arguments = ("--config", path, "--resume-from", run / "checkpoints" / "step-3")
-    done = tiny.distill(*arguments, code=(tiny.RUNTIME_FAILURE, tiny.BAD_INPUT))
-    assert "round-00001: expected the round in which the checkpoint was saved" in done.stderr
-    assert "a checkpoint of at most 2 steps" in done.stderr
 
 
 def test_an_on_policy_phase_follows_a_supervised_one(tmp_path, config, ragged_shard):
@@ -423,6 +292,21 @@ def test_a_replay_repeats_a_step_with_the_rounds_that_are_there(tmp_path, config
     assert "sample 15: loss" in done.stdout
 
 
+def test_the_teacher_is_captured_on_the_rounds_of_an_earlier_run(tmp_path, config, undisturbed_run):
+    """`distill capture` stores the teacher's predictions for the student's words, and a run without the teacher trains
+    on them as one with it does."""
+    rounds = [str(round_folder(undisturbed_run, number)) for number in range(2)]
+    online = config("online", onpolicy={"fraction": 0.5}, data={"train": rounds, "packing": "pack"}, train={"steps": 3})
+    del online["onpolicy"]
+    online["loss"] = {"divergence": "reverse_kl", "hard_weight": 0.0}
+    cache = tmp_path / "cache"
+    tiny.distill("capture", "--config", tiny.write_config(tmp_path, online), "--set", f"teacher.cache={cache}")
+    assert "every checksum fits" in tiny.distill("verify", cache).stdout
+    offline = json.loads(json.dumps(online)) | {"teacher": {"source": "cache", "cache": str(cache)}}
+    offline["run"]["dir"] = str(tmp_path / "offline" / "run")
+    np.testing.assert_allclose(losses(tiny.train(tmp_path, offline)), losses(tiny.train(tmp_path, online)), rtol=1e-5)
+
+
 def test_verify_reads_the_rounds_and_a_round_is_training_data(tmp_path, config):
     run = tiny.train(tmp_path, config("run"))
     said = tiny.distill("verify", run).stdout
@@ -432,11 +316,12 @@ def test_verify_reads_the_rounds_and_a_round_is_training_data(tmp_path, config):
     )
     del again["onpolicy"]
     assert tiny.read_metrics(tiny.train(tmp_path, again))[0]
-    shard = round_folder(run, 1) / "shard-00000.dtok"
-    data = bytearray(shard.read_bytes())
-    data[-3] ^= 1
-    shard.write_bytes(data)
-    assert "round-00001" in tiny.distill("verify", run, code=tiny.BAD_INPUT).stderr
+    for name in ("shard-00000.dtok", "judged.json"):
+        file = round_folder(run, 1) / name
+        good = file.read_bytes()
+        file.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])
+        assert f"round-00001/{name}" in tiny.distill("verify", run, code=tiny.BAD_INPUT).stderr
+        file.write_bytes(good)
 
 
 def test_old_rounds_are_removed_but_not_those_of_a_checkpoint(tmp_path, config):
@@ -460,18 +345,3 @@ def test_transformers_writes_a_round(tmp_path, config):
     first = lines[:2]  # a micro-batch of rank 0
     assert len({tuple(line["completion_ids"]) for line in first}) == 2
     assert description(run, 0)["result"]["entropy"] == pytest.approx(-engine, abs=1.0)
-
-
-def test_an_engine_with_other_weights_is_found_out(tmp_path, config):
-    """The second round comes from another model: the run ends with both values, and a repaired engine goes on."""
-    other = tiny.make_model(tmp_path / "other", "llama", seed=9, tied=False)
-    rollout = f"{sys.executable} {SCRIPT} --prompts {{prompts}} --output {{output}} --model"
-    settings = config("run", f"{rollout} $(if [ {{round}} = 1 ]; then echo {other}; else echo {{model}}; fi)")
-    settings["train"]["steps"] = 4
-    done = tiny.distill("--config", tiny.write_config(tmp_path, settings), code=(tiny.RUNTIME_FAILURE, tiny.BAD_INPUT))
-    found = re.search(r"round 1: .* (-[0-9.]+) nats in the mean, and the student's own are (-[0-9.]+):", done.stderr)
-    assert found and abs(float(found[1]) - float(found[2])) > 0.1 and "onpolicy.max_logprob_gap" in done.stderr
-    settings["onpolicy"]["command"] = f"{rollout} {{model}}"
-    run = tiny.train(tmp_path, settings, "--resume")
-    assert (round_folder(run, 1).parent / "round-00001.replaced").is_dir()
-    assert [step for step, _, _ in losses(run)] == [1, 2, 3, 4]

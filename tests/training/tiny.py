@@ -281,7 +281,14 @@ def evaluate(folder, config, **overrides):
 def read_metrics(run):
     """(step records, evaluation records) of a run folder."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "eval" not in line], [line for line in lines if "eval" in line]
+    steps = [line for line in lines if "eval" not in line and "round" not in line]
+    return steps, [line for line in lines if "eval" in line]
+
+
+def read_rounds(run):
+    """Records of on-policy rounds of a run folder."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "round" in line]
 
 
 def load_weights(folder):

@@ -126,6 +126,8 @@ DataIdentity read_data(const Json& object, const std::string& where, Reader& rea
   return data;
 }
 
+constexpr const char* kHeldOut = "held_out"; // absent: 0
+
 struct RoundKey {
   const char* name;
   int64_t RoundPosition::*member;
@@ -149,6 +151,9 @@ RoundPosition read_round(const Json& index, Reader& reader) {
     round.*key.member = reader.integer(*found, "round.", key.name, 0, kMaxElements);
   }
   round.data = reader.text(*found, "round.", "data");
+  if (found->contains(kHeldOut)) {
+    round.held_out = reader.integer(*found, "round.", kHeldOut, 0, kMaxElements);
+  }
   return round;
 }
 
@@ -158,6 +163,9 @@ Json round_json(const RoundPosition& round) {
     json[key.name] = round.*key.member;
   }
   json["data"] = round.data;
+  if (round.held_out > 0) {
+    json[kHeldOut] = round.held_out;
+  }
   return json;
 }
 

@@ -48,6 +48,7 @@ struct RoundPosition {
   int64_t first_prompt = 0; // its prompts are those from this number on, and the next round's come after them
   int64_t prompts = 0;
   std::string data; // identity of its token shard
+  int64_t held_out = 0; // prompts of onpolicy.eval_prompts that the engine continues, too
 
   bool begun() const {
     return number >= 0;

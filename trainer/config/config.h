@@ -132,6 +132,16 @@ constexpr auto enum_names(Accumulate) {
   return base::names_of<Accumulate>("reduce_each", "keep_full");
 }
 
+// What of the trainer's state is in host memory while the engine of an on-policy run writes.
+enum class EngineOffload {
+  kAuto, // kAll where onpolicy.engine_gib does not fit beside it
+  kNone,
+  kAll, // weights, master weights, moments, buffers of gathered blocks
+};
+constexpr auto enum_names(EngineOffload) {
+  return base::names_of<EngineOffload>("auto", "none", "all");
+}
+
 // How the ranks of the shard axis get each other's shards.
 enum class Gather {
   kAuto, // kCopy where it can be had
@@ -256,6 +266,9 @@ struct DataSection {
 // The student's own words as training data (trainer/onpolicy/).
 struct OnPolicySection {
   std::vector<DataSet> prompts; // token shards; none: the run is not on-policy
+  std::vector<DataSet> eval_prompts; // held-out ones; none: the student's own words are not evaluated
+  int64_t eval_completions = 64; // of the held-out prompts
+  double eval_temperature = 1;
   std::string command; // a shell command with placeholders (trainer/onpolicy/command_engine.h)
   std::string server; // a shell command that lives through all rounds, likewise; empty: none
   int64_t every = 16; // steps of a round
@@ -272,6 +285,8 @@ struct OnPolicySection {
   double max_logprob_gap = 0.1; // nats, between the engine's log-probabilities and the student's own; 0: no limit
   double max_bad = 0.05; // share of a round's completions that may be unusable
   int64_t keep_rounds = 0; // 0: all
+  EngineOffload offload = EngineOffload::kAuto;
+  double engine_gib = 0; // device memory that the engine takes in its turn; 0: it has devices of its own
   std::string weights_dir; // folder for the weights that the engine reads; empty: in the run folder
 
   bool enabled() const {
@@ -280,6 +295,10 @@ struct OnPolicySection {
   // Whether batches have sequences of data.train, too.
   bool mixes() const {
     return fraction < 1;
+  }
+  // Whether the trainer's state may have to leave the device while the engine writes.
+  bool may_offload() const {
+    return enabled() && (offload == EngineOffload::kAll || (offload == EngineOffload::kAuto && engine_gib > 0));
   }
 };
 

@@ -8,6 +8,9 @@ namespace {
 
 const Condition kOnPolicy = {
     [](const Config& c) { return c.onpolicy.enabled(); }, "onpolicy.prompts is given", "onpolicy.prompts"};
+const Condition kHeldOut = {
+    [](const Config& c) { return c.onpolicy.enabled() && !c.onpolicy.eval_prompts.empty(); },
+    "onpolicy.eval_prompts is given", "onpolicy.eval_prompts"};
 const Condition kJsd = {
     [](const Config& c) { return c.onpolicy.enabled() && c.onpolicy_loss.divergence == losses::Divergence::kJsd; },
     "there are on-policy sequences and onpolicy_loss.divergence is jsd", "onpolicy_loss.divergence"};
@@ -31,6 +34,18 @@ std::vector<Field> onpolicy_fields() {
        "weights. The prompt of a conversation ends before its first token in the loss, that of a text is its first half, "
        "and a document without any token in the loss is a prompt as a whole (scripts/tokenize.py --prompts). Makes the "
        "run on-policy."},
+      {"onpolicy", "eval_prompts", DataSets{member<kOwn, &Own::eval_prompts>}, "",
+       "Token shards with held-out prompts, which the engine continues at the beginning of each round after an evaluation "
+       "was due (eval.every; eval.at_start for the first round), with the same weights. Teacher and student are compared "
+       "on these completions, and nothing is learned from them.",
+       kOnPolicy},
+      {"onpolicy", "eval_completions", Integer{member<kOwn, &Own::eval_completions>, 1, kMaxInt}, "completions",
+       "Number of held-out prompts that are continued, always the same ones; fewer if there are not as many.",
+       kHeldOut},
+      {"onpolicy", "eval_temperature", Real{member<kOwn, &Own::eval_temperature>, 0, kMost}, "",
+       "As onpolicy.temperature, for held-out prompts: 1 samples the student's own distribution, always with the same "
+       "seeds; 0 takes the most probable tokens.",
+       kHeldOut},
       {"onpolicy", "command", Text{member<kOwn, &Own::command>}, "",
        "Shell command that writes the completions of a round, with {model} (folder of the student's weights), {prompts} "
        "and {output} (JSONL files), {round} and {version} (docs/onpolicy.md). scripts/rollout_transformers.py is one.",
@@ -79,6 +94,15 @@ std::vector<Field> onpolicy_fields() {
        kOnPolicy},
       {"onpolicy", "keep_rounds", Integer{member<kOwn, &Own::keep_rounds>, 0, kMaxSteps}, "rounds",
        "Rounds that are kept in the run folder, beside those that a checkpoint needs. 0: all, as data for later runs.",
+       kOnPolicy},
+      {"onpolicy", "offload", one_of<kOwn, &Own::offload>(), "",
+       "What the trainer does with its state (weights of both models, optimizer state) while the engine writes, where both "
+       "use the same GPUs and onpolicy.staleness is 0. all: moves it to pinned host memory, and back. none: keeps it. "
+       "auto: moves it if onpolicy.engine_gib does not fit beside it. `distill plan` says what the device holds then.",
+       kOnPolicy},
+      {"onpolicy", "engine_gib", Real{member<kOwn, &Own::engine_gib>, 0, kMost}, "GiB",
+       "Memory that the engine takes on each of the trainer's GPUs while it writes: a plan in which it does not fit is "
+       "refused. 0: the engine has GPUs of its own, or fits.",
        kOnPolicy},
       {"onpolicy", "weights_dir", Text{member<kOwn, &Own::weights_dir>}, "folder",
        "Folder in which the student's weights are written for the engine, such as /dev/shm. Empty: in the run folder.",

@@ -2,6 +2,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "trainer/config/command_template.h"
@@ -64,6 +65,24 @@ void check_server(const std::string& command, const ReportProblem& fail) {
   }
 }
 
+// Held-out prompts are not among those that are trained on, and are continued at some time.
+void check_held_out(const Config& config, const ReportProblem& fail) {
+  const OnPolicySection& own = config.onpolicy;
+  for (const DataSet& set : own.eval_prompts) {
+    const auto same = [&](const DataSet& other) { return other.path == set.path; };
+    if (std::any_of(own.prompts.begin(), own.prompts.end(), same)) {
+      fail(
+          {"onpolicy.eval_prompts", "onpolicy.prompts"}, "held-out prompts, which are not trained on",
+          absl::StrCat(set.path, " in both"), "");
+    }
+  }
+  if (!own.eval_prompts.empty() && config.eval.every == 0 && !config.eval.at_start) {
+    fail(
+        {"onpolicy.eval_prompts", "eval.every"},
+        "eval.every above 0, or eval.at_start, where there are held-out prompts", "0", "");
+  }
+}
+
 } // namespace
 
 void check_on_policy(const Config& config, const ReportProblem& fail) {
@@ -106,8 +125,14 @@ void check_on_policy(const Config& config, const ReportProblem& fail) {
         {"onpolicy.fraction", "data.train"}, "below 1 where there is data.train", "1",
         "with 1 all sequences are on-policy: remove data.train, or say how much of a batch it is");
   }
+  if (own.staleness > 0 && (own.offload == EngineOffload::kAll || own.engine_gib > 0)) {
+    fail(
+        {"onpolicy.staleness", "onpolicy.offload", "onpolicy.engine_gib"},
+        "0 for an engine on the trainer's GPUs, which works while training waits", absl::StrCat(own.staleness), "");
+  }
   check_batch(config, fail);
   check_completions(config, fail);
+  check_held_out(config, fail);
 }
 
 } // namespace distill::config

@@ -17,7 +17,10 @@ namespace {
 constexpr int kMaxDepth = 16;
 
 bool is_kept(const nlohmann::ordered_json& record, const KeptSteps& kept) {
-  return record_step(record).value_or(0) <= (record.contains(kEvalKey) ? kept.last_evaluation : kept.last_step);
+  const int64_t last = record.contains(kEvalKey) ? kept.last_evaluation
+      : record.contains(kRoundKey)               ? kept.last_round
+                                                 : kept.last_step;
+  return record_step(record).value_or(0) <= last;
 }
 
 // The lines that are kept.
@@ -82,6 +85,10 @@ std::optional<int64_t> record_step(const nlohmann::ordered_json& record) {
   constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   return step->is_number_unsigned() ? static_cast<int64_t>(std::min(step->get<uint64_t>(), kMost))
                                     : step->get<int64_t>();
+}
+
+bool is_step_record(const nlohmann::ordered_json& record) {
+  return !record.contains(kEvalKey) && !record.contains(kRoundKey);
 }
 
 absl::StatusOr<JsonLines> JsonLines::open(const std::string& path, const KeptSteps& steps) {

@@ -21,6 +21,7 @@ inline constexpr const char* kStepKey = "step"; // the step that it describes or
 inline constexpr const char* kLowerBoundsKey = "lower_bounds";
 inline constexpr const char* kEstimatesKey = "estimates";
 inline constexpr const char* kEvalKey = "eval"; // only in an evaluation: an object with its numbers
+inline constexpr const char* kRoundKey = "round"; // only in the line of an on-policy round: an object with its numbers
 inline constexpr const char* kTimeKey = "time_ms"; // when it was written, milliseconds since 1970 (UTC)
 
 // Calls `visit` for every whole line of a JSON-lines file that is an object, in order, with its text and parsed. All
@@ -33,6 +34,9 @@ absl::Status for_each_record(
 // The record's "step"; nullopt: it has none.
 std::optional<int64_t> record_step(const nlohmann::ordered_json& record);
 
+// Whether the record is a step's: neither an evaluation's nor a round's.
+bool is_step_record(const nlohmann::ordered_json& record);
+
 // The quality of the mean `name` of a step's or an evaluation's object, by the object's lists of lower bounds and
 // estimates.
 losses::MetricQuality recorded_quality(const nlohmann::ordered_json& values, const std::string& name);
@@ -43,6 +47,7 @@ const char* quality_text(const nlohmann::ordered_json& values, const std::string
 struct KeptSteps {
   int64_t last_step = 0; // of steps
   int64_t last_evaluation = -1; // of evaluations: the step that they follow
+  int64_t last_round = -1; // of on-policy rounds: the steps done before them
 };
 
 // A JSON-lines file that is appended to. Every line is written as a whole, so that a killed run leaves at

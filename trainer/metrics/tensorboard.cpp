@@ -180,11 +180,13 @@ absl::Status retire(const std::vector<fs::path>& files) {
 
 std::vector<Scalar> scalars_of(const Json& record) {
   std::vector<Scalar> scalars;
-  if (const auto eval = record.find(kEvalKey); eval != record.end()) {
-    if (eval->is_object()) {
-      add_scalars("eval/", *eval, scalars);
+  for (const char* kind : {kEvalKey, kRoundKey}) {
+    if (const auto values = record.find(kind); values != record.end()) {
+      if (values->is_object()) {
+        add_scalars(absl::StrCat(kind, "/"), *values, scalars);
+      }
+      return scalars;
     }
-    return scalars;
   }
   Json values = record;
   values.erase(kStepKey);

@@ -147,7 +147,7 @@ std::string request_lines(
         {"prompt_ids", request->prompt.ids},
         {"seed", request->seed},
         {"max_new_tokens", sampling.max_new_tokens},
-        {"temperature", sampling.temperature},
+        {"temperature", request->temperature.value_or(sampling.temperature)},
         {"top_p", sampling.top_p},
         {"stop", sampling.stop},
         {"stop_token_ids", sampling.end_ids},

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct Request {
   int64_t id = 0; // within the round
   data::PooledPrompt prompt;
   uint64_t seed = 0; // of this completion's sampling; below 2^53, which any JSON reader keeps
+  std::optional<double> temperature = {}; // nullopt: that of the round
 };
 
 // The lines that ask for these completions.

@@ -8,6 +8,25 @@ namespace distill::onpolicy {
 namespace {
 
 constexpr uint64_t kSeedMask = (uint64_t{1} << 53) - 1;
+constexpr uint64_t kHeldOutRound = ~uint64_t{0}; // in the place of a round's number
+
+// What the data sets of a round have in common. A round is small, and a damaged one must not be learned.
+data::DataOptions round_options(const config::Config& config, const RoundInputs& inputs, const std::string& shard) {
+  data::DataOptions options;
+  options.sources.push_back({shard, 1.0});
+  options.seq_len = config.data.seq_len;
+  options.teacher_seq_len = config.data.teacher_seq_len;
+  options.tokenizer_hashes = inputs.tokenizer_hashes;
+  options.limits = inputs.limits;
+  options.pin_memory = inputs.pin_memory;
+  options.verify = true;
+  return options;
+}
+
+absl::StatusOr<std::shared_ptr<data::Dataset>> open_set(const data::DataOptions& options) {
+  ASSIGN_OR_RETURN(std::unique_ptr<data::Dataset> set, data::Dataset::open(options));
+  return std::shared_ptr<data::Dataset>(std::move(set));
+}
 
 } // namespace
 
@@ -25,6 +44,21 @@ absl::StatusOr<std::vector<Request>> round_requests(
     requests.push_back(std::move(request));
   }
   return requests;
+}
+
+absl::Status add_held_out_requests(
+    const config::OnPolicySection& config, const data::PromptPool& held_out, int64_t count,
+    std::vector<Request>& requests) {
+  const uint64_t key = data::derive_key(static_cast<uint64_t>(config.seed), kHeldOutRound);
+  for (int64_t i = 0; i < count; ++i) {
+    Request request;
+    request.id = static_cast<int64_t>(requests.size());
+    ASSIGN_OR_RETURN(request.prompt, held_out.prompt(i));
+    request.seed = data::derive_key(key, static_cast<uint64_t>(i)) & kSeedMask;
+    request.temperature = config.eval_temperature;
+    requests.push_back(std::move(request));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status write_round_shard(
@@ -59,19 +93,19 @@ absl::Status write_round_shard(
 absl::StatusOr<std::shared_ptr<data::Dataset>> open_round_data(
     const config::Config& config, const RoundInputs& inputs, const std::string& shard, int64_t round,
     int64_t sequences) {
-  data::DataOptions options;
-  options.sources.push_back({shard, 1.0});
-  options.seq_len = config.data.seq_len;
-  options.teacher_seq_len = config.data.teacher_seq_len;
+  data::DataOptions options = round_options(config, inputs, shard);
   options.seed = static_cast<int64_t>(
       data::derive_key(static_cast<uint64_t>(config.onpolicy.seed), static_cast<uint64_t>(round)) & kSeedMask);
   options.least_sequences = sequences;
-  options.tokenizer_hashes = inputs.tokenizer_hashes;
-  options.limits = inputs.limits;
-  options.pin_memory = inputs.pin_memory;
-  options.verify = true; // a round is small, and a damaged one must not be learned
-  ASSIGN_OR_RETURN(std::unique_ptr<data::Dataset> set, data::Dataset::open(options));
-  return std::shared_ptr<data::Dataset>(std::move(set));
+  return open_set(options);
+}
+
+absl::StatusOr<std::shared_ptr<data::Dataset>> open_held_out_data(
+    const config::Config& config, const RoundInputs& inputs, const std::string& shard) {
+  data::DataOptions options = round_options(config, inputs, shard);
+  options.once = true;
+  options.shuffle = false;
+  return open_set(options);
 }
 
 } // namespace distill::onpolicy

@@ -8,6 +8,7 @@
 
 #include "data/dataset.h"
 #include "data/prompt_pool.h"
+#include "data/token_text.h"
 #include "trainer/config/config.h"
 #include "trainer/onpolicy/exchange.h"
 
@@ -16,9 +17,11 @@ namespace distill::onpolicy {
 // What the rounds of a run are made from, besides the student.
 struct RoundInputs {
   std::shared_ptr<const data::PromptPool> prompts;
+  std::shared_ptr<const data::PromptPool> held_out; // onpolicy.eval_prompts; null: there are none
   data::TokenLimits limits; // which tokens the models can read
   std::vector<base::Digest> tokenizer_hashes; // as DataOptions::tokenizer_hashes
   std::vector<int64_t> end_ids; // tokens that end a text, ascending
+  std::shared_ptr<const data::TokenText> text; // of the student's tokenizer; null: it has none that can be read
   bool pin_memory = false;
 };
 
@@ -27,6 +30,11 @@ struct RoundInputs {
 absl::StatusOr<std::vector<Request>> round_requests(
     const config::OnPolicySection& config, const data::PromptPool& prompts, int64_t round, int64_t first_prompt,
     int64_t completions);
+
+// Adds the requests for the first `count` held-out prompts. Prompts and seeds are the same in all rounds.
+absl::Status add_held_out_requests(
+    const config::OnPolicySection& config, const data::PromptPool& held_out, int64_t count,
+    std::vector<Request>& requests);
 
 // Writes prompts and completions as a token shard: a document for each completion, in the order of the ids, with the
 // completion in the loss. After a truncated completion there is no further token, so that nothing is learned about
@@ -39,5 +47,9 @@ absl::Status write_round_shard(
 absl::StatusOr<std::shared_ptr<data::Dataset>> open_round_data(
     const config::Config& config, const RoundInputs& inputs, const std::string& shard, int64_t round,
     int64_t sequences);
+
+// The data set of a round's held-out completions, which is read once.
+absl::StatusOr<std::shared_ptr<data::Dataset>> open_held_out_data(
+    const config::Config& config, const RoundInputs& inputs, const std::string& shard);
 
 } // namespace distill::onpolicy

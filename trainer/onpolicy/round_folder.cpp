@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "data/base/checksum.h"
 #include "data/base/durable_file.h"
 #include "data/base/json.h"
 #include "data/base/status_macros.h"
@@ -104,6 +105,35 @@ absl::StatusOr<std::string> RoundFolder::set_aside() const {
 
 absl::Status RoundFolder::complete(const Json& request, const Json& result) const {
   return base::replace_file(file(kRoundFile), text_of(request, result));
+}
+
+absl::Status RoundFolder::add_judgement(const Json& judged, const Json& more) const {
+  ASSIGN_OR_RETURN(Contents contents, read_complete());
+  const std::string text = judged.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  RETURN_IF_ERROR(base::replace_file(file(kJudgedFile), text));
+  contents.result.update(more, /*merge_objects=*/true);
+  contents.result[kJudgedKey][kJudgedChecksumKey] = base::checksum_text(base::checksum(text.data(), text.size()));
+  return complete(contents.request, contents.result);
+}
+
+absl::StatusOr<Json> RoundFolder::read_judged() const {
+  ASSIGN_OR_RETURN(const Contents contents, read_complete());
+  const auto means = contents.result.find(kJudgedKey);
+  if (means == contents.result.end() || !means->is_object()) {
+    return absl::NotFoundError(absl::StrCat(path_, ": the round was not judged"));
+  }
+  const std::string name = file(kJudgedFile);
+  const auto text = base::read_text_file(name, kMaxBytes);
+  if (!text.ok()) {
+    return absl::DataLossError(std::string(text.status().message()));
+  }
+  const std::string found = base::checksum_text(base::checksum(text->data(), text->size()));
+  if (means->value(kJudgedChecksumKey, Json()) != found) {
+    return absl::DataLossError(absl::StrCat(
+        name, ": expected the checksum ", means->value(kJudgedChecksumKey, Json()).dump(), " of ", kRoundFile,
+        ", found ", found));
+  }
+  return base::parse_json(*text, name, kMaxDepth);
 }
 
 std::vector<int64_t> complete_rounds(const std::string& run_dir) {

@@ -18,6 +18,14 @@ inline constexpr const char* kOutputFile = "output.jsonl"; // the engine's
 inline constexpr const char* kLogFile = "engine.log"; // what the engine prints
 inline constexpr const char* kCompletionsFile = "completions.jsonl"; // those that are good, by id
 inline constexpr const char* kShardFile = "shard-00000.dtok";
+inline constexpr const char* kHeldOutFolder = "held_out"; // with a kShardFile of its own: held-out prompts
+inline constexpr const char* kJudgedFile = "judged.json"; // what student and teacher say of it (judgement.h)
+
+// Members of a round's result.
+inline constexpr const char* kJudgedKey = "judged"; // the means over the judged tokens
+inline constexpr const char* kJudgedChecksumKey = "xxh3"; // in it: of kJudgedFile
+inline constexpr const char* kHeldOutKey = "held_out"; // numbers of the held-out completions, if there are some
+inline constexpr const char* kSecondsKey = "seconds"; // of each part of the round
 
 class RoundFolder {
  public:
@@ -45,6 +53,11 @@ class RoundFolder {
   absl::StatusOr<nlohmann::ordered_json> read_request() const;
   // Adds the result: the round is complete.
   absl::Status complete(const nlohmann::ordered_json& request, const nlohmann::ordered_json& result) const;
+  // Of a complete round: writes kJudgedFile, and merges `more`, in which kJudgedKey gets the file's checksum, into the
+  // result.
+  absl::Status add_judgement(const nlohmann::ordered_json& judged, const nlohmann::ordered_json& more) const;
+  // The content of kJudgedFile. NotFound: the round was not judged. DataLoss: it is not the file that was written.
+  absl::StatusOr<nlohmann::ordered_json> read_judged() const;
 
  private:
   absl::StatusOr<nlohmann::ordered_json> read() const;

@@ -46,7 +46,7 @@ RoundWriter::RoundWriter(
 
 Json RoundWriter::make_request() const {
   const config::OnPolicySection& own = config_.onpolicy;
-  return {
+  Json request = {
       {"round", position_.number},
       {"first_step", position_.first_step},
       {"steps", position_.steps},
@@ -61,6 +61,12 @@ Json RoundWriter::make_request() const {
       {"top_p", own.top_p},
       {"stop", own.stop},
       {"seed", own.seed}};
+  if (position_.held_out > 0) {
+    request["held_out"] = position_.held_out;
+    request["eval_temperature"] = own.eval_temperature;
+    request["eval_prompts_sha256"] = base::hex(inputs_.held_out->fingerprint());
+  }
+  return request;
 }
 
 CompletionRules RoundWriter::rules() const {
@@ -110,8 +116,10 @@ absl::Status RoundWriter::begin(const RoundHooks& hooks) {
   ASSIGN_OR_RETURN(
       requests_,
       round_requests(
-          config_.onpolicy, *inputs_.prompts, position_.number, position_.first_prompt,
-          position_.prompts * config_.onpolicy.samples));
+          config_.onpolicy, *inputs_.prompts, position_.number, position_.first_prompt, training_completions()));
+  if (position_.held_out > 0) {
+    RETURN_IF_ERROR(add_held_out_requests(config_.onpolicy, *inputs_.held_out, position_.held_out, requests_));
+  }
   RETURN_IF_ERROR(collect());
   bad_.clear(); // they are asked for again
   if (complete_) {
@@ -174,13 +182,44 @@ void RoundWriter::check_missing() {
   }
 }
 
+// Separates the completions of held-out prompts, whose requests come after the others, from those that are trained on.
+void RoundWriter::take_held_out() {
+  const auto first = completions_.lower_bound(training_completions());
+  held_out_.insert(first, completions_.end());
+  completions_.erase(first, completions_.end());
+}
+
+// Writes the shard of held-out prompts and completions, and adds their numbers to the result.
+absl::Status RoundWriter::write_held_out(Json& result, const RoundHooks& hooks) const {
+  if (position_.held_out == 0) {
+    return absl::OkStatus();
+  }
+  if (held_out_.empty()) {
+    hooks.warning(absl::StrFormat(
+        "round %d: no completion of a held-out prompt (onpolicy.eval_prompts) can be used: the student is not evaluated "
+        "on its own words",
+        position_.number));
+    return absl::OkStatus();
+  }
+  const std::string folder = folder_.file(kHeldOutFolder);
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    return absl::InternalError(absl::StrCat(folder, ": cannot create: ", error.message()));
+  }
+  result[kHeldOutKey] = stats_json(round_stats(held_out_));
+  return write_round_shard(absl::StrCat(folder, "/", kShardFile), requests_, held_out_, inputs_.held_out->header());
+}
+
 absl::Status RoundWriter::finish(const RoundHooks& hooks) {
   if (complete_) {
+    take_held_out();
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(collect());
   const size_t wanted = requests_.size(), missing = wanted - completions_.size();
   check_missing();
+  take_held_out();
   const std::string counts = absl::StrFormat(
       "round %d: %d of %d completions are missing or cannot be used", position_.number, missing, wanted);
   if (static_cast<double>(missing) > config_.onpolicy.max_bad * static_cast<double>(wanted) || completions_.empty()) {
@@ -197,7 +236,8 @@ absl::Status RoundWriter::finish(const RoundHooks& hooks) {
   const RoundStats stats = round_stats(completions_);
   Json result = stats_json(stats);
   result["left_out"] = missing;
-  result["seconds"] = {{"weights", weights_.seconds}, {"engine", engine_seconds_}, {"shard", shard_seconds}};
+  RETURN_IF_ERROR(write_held_out(result, hooks));
+  result[kSecondsKey] = {{"weights", weights_.seconds}, {"engine", engine_seconds_}, {"shard", shard_seconds}};
   RETURN_IF_ERROR(folder_.complete(request_, result));
   const std::string round = absl::StrFormat("round %d: ", position_.number);
   hooks.message(absl::StrFormat(

@@ -19,6 +19,10 @@ namespace distill::onpolicy {
 struct RoundHooks {
   std::function<bool()> asked_to_stop; // whether this rank was asked to stop
   std::function<void()> waits; // called again and again while the engine writes
+  // Called before the engine begins and after it has ended, on all ranks. With onpolicy.staleness 0 training waits in
+  // between.
+  std::function<absl::Status()> before_engine = [] { return absl::OkStatus(); };
+  std::function<absl::Status()> after_engine = [] { return absl::OkStatus(); };
   std::function<void(const std::string&)> message, warning; // lines for the log
 };
 
@@ -38,6 +42,7 @@ class RoundWriter {
   // Call when the engine has ended: checks the completions and completes the round.
   absl::Status finish(const RoundHooks& hooks);
 
+  // Those that are trained on. Call after finish().
   const std::map<int64_t, Completion>& completions() const {
     return completions_;
   }
@@ -48,6 +53,11 @@ class RoundWriter {
   absl::Status collect();
   absl::Status start_engine();
   void check_missing();
+  int64_t training_completions() const {
+    return position_.prompts * config_.onpolicy.samples;
+  }
+  void take_held_out();
+  absl::Status write_held_out(nlohmann::ordered_json& result, const RoundHooks& hooks) const;
 
   const config::Config& config_;
   const RoundInputs& inputs_;
@@ -58,6 +68,7 @@ class RoundWriter {
   nlohmann::ordered_json request_;
   std::vector<Request> requests_;
   std::map<int64_t, Completion> completions_; // the good ones
+  std::map<int64_t, Completion> held_out_; // those of held-out prompts, from finish() on
   std::vector<std::string> bad_; // lines of the engine that are not used, and why
   bool complete_ = false; // an earlier process has finished it
   bool running_ = false; // the engine writes

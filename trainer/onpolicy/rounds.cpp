@@ -6,6 +6,7 @@
 #include <absl/strings/str_format.h>
 
 #include <cmath>
+#include <filesystem>
 #include <numeric>
 #include <thread>
 
@@ -31,6 +32,14 @@ std::vector<double> logprob_sums(const std::map<int64_t, Completion>& completion
     sums.push_back(own.empty() ? NAN : std::accumulate(own.begin(), own.end(), 0.0));
   }
   return sums;
+}
+
+// Whether an evaluation was due since `last` began, up to `step`.
+bool evaluation_is_due(const config::EvalSection& eval, const checkpoint::RoundPosition& last, int64_t step) {
+  if (!last.begun()) {
+    return eval.at_start;
+  }
+  return eval.every > 0 && step / eval.every > last.first_step / eval.every;
 }
 
 } // namespace
@@ -69,6 +78,9 @@ checkpoint::RoundPosition Rounds::position_after(const checkpoint::RoundPosition
   // The last round of a run may be shorter than the others.
   const int64_t all = config_.onpolicy_completions() / config_.onpolicy.samples;
   next.prompts = (all * next.steps + config_.onpolicy.every - 1) / config_.onpolicy.every;
+  if (inputs_.held_out != nullptr && evaluation_is_due(config_.eval, last, step)) {
+    next.held_out = std::min(config_.onpolicy.eval_completions, inputs_.held_out->prompts());
+  }
   return next;
 }
 
@@ -79,7 +91,8 @@ absl::Status Rounds::start(const checkpoint::RoundPosition& position, int64_t st
     ASSIGN_OR_RETURN(weights_, write_student_weights(config_, student_, mesh_, step));
     weights_step_ = step;
   }
-  absl::Status status;
+  absl::Status status = hooks.before_engine();
+  RETURN_IF_ERROR(sharding::agree(mesh_, status));
   if (mesh_.is_main()) {
     writer_ = std::make_unique<RoundWriter>(config_, inputs_, *engine_, position, weights_);
     status = writer_->begin(hooks);
@@ -128,11 +141,12 @@ absl::StatusOr<std::optional<Round>> Rounds::write(
     ASSIGN_OR_RETURN(Round round, identified(position));
     return std::optional(std::move(round));
   }
-  if (begun_ != position) {
-    RETURN_IF_ERROR(begin(last, position, step, hooks));
-  }
-  ASSIGN_OR_RETURN(const bool ended, wait(hooks));
-  if (!ended) {
+  absl::Status status = begun_ != position ? begin(last, position, step, hooks) : absl::OkStatus();
+  absl::StatusOr<bool> ended = status.ok() ? wait(hooks) : absl::StatusOr<bool>(status);
+  status = sharding::agree(mesh_, hooks.after_engine()); // also where the engine failed: the state is saved next
+  RETURN_IF_ERROR(ended.status());
+  RETURN_IF_ERROR(status);
+  if (!*ended) {
     return std::optional<Round>();
   }
   RETURN_IF_ERROR(sharding::agree(mesh_, mesh_.is_main() ? writer_->finish(hooks) : absl::OkStatus()));
@@ -156,6 +170,17 @@ absl::StatusOr<std::optional<Round>> Rounds::write(
   return std::optional(std::move(round));
 }
 
+absl::StatusOr<nlohmann::ordered_json> Rounds::judge(
+    const Round& round, const std::vector<JudgedCompletion>& completions, const nlohmann::ordered_json& more) const {
+  const RoundFolder folder(run_dir_, round.position.number);
+  ASSIGN_OR_RETURN(
+      const nlohmann::ordered_json judged,
+      judged_json(completions, config_.onpolicy.max_new_tokens, *round.data->shards().front(), inputs_.text.get()));
+  RETURN_IF_ERROR(folder.add_judgement(judged, more));
+  ASSIGN_OR_RETURN(RoundFolder::Contents contents, folder.read_complete());
+  return std::move(contents.result);
+}
+
 void Rounds::reject(const checkpoint::RoundPosition& position) const {
   if (mesh_.is_main()) {
     RoundFolder(run_dir_, position.number).set_aside().IgnoreError();
@@ -167,7 +192,13 @@ absl::StatusOr<Round> Rounds::open(const checkpoint::RoundPosition& position) co
   ASSIGN_OR_RETURN(
       const auto data,
       open_round_data(config_, inputs_, folder.file(kShardFile), position.number, position.steps * position.sequences));
-  return Round{position, data};
+  Round round{position, data};
+  const std::string held_out = absl::StrCat(folder.file(kHeldOutFolder), "/", kShardFile);
+  std::error_code error;
+  if (position.held_out > 0 && std::filesystem::exists(held_out, error)) {
+    ASSIGN_OR_RETURN(round.held_out, open_held_out_data(config_, inputs_, held_out));
+  }
+  return round;
 }
 
 // Opens a round and sets its identity, which is the same on all ranks.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "trainer/onpolicy/judgement.h"
 #include "trainer/onpolicy/round_writer.h"
 #include "trainer/sharding/mesh.h"
 #include "trainer/sharding/model_shards.h"
@@ -19,6 +20,7 @@ struct Round {
   // Of each document's completion, the sum of what the engine gave; NaN: nothing. On rank 0, of a round that was
   // written; else empty.
   std::vector<double> engine_logprobs = {};
+  std::shared_ptr<const data::Dataset> held_out = nullptr; // completions of held-out prompts; null: there are none
   int64_t weights_step = -1; // it was written by the student after this many steps; -1: not known
 };
 
@@ -46,6 +48,10 @@ class Rounds {
   // attempt.
   absl::StatusOr<std::optional<Round>> write(
       const checkpoint::RoundPosition& last, int64_t step, const RoundHooks& hooks);
+  // On rank 0: stores what student and teacher say of a round that write() has returned, merges `more` into its result,
+  // and returns that.
+  absl::StatusOr<nlohmann::ordered_json> judge(
+      const Round& round, const std::vector<JudgedCompletion>& completions, const nlohmann::ordered_json& more) const;
   // Sets aside a round that write() has returned and that must not be learned, so that it is written anew.
   void reject(const checkpoint::RoundPosition& position) const;
 

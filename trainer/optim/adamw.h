@@ -47,6 +47,14 @@ class AdamW {
     wait();
     return moments_[unit];
   }
+  // Adds the moments of all units.
+  void add_state(std::vector<device::MemoryPark::Item>& state) {
+    wait();
+    for (const Moments& moments : moments_) {
+      state.push_back({moments.exp_avg, device::Category::kMoments});
+      state.push_back({moments.exp_avg_sq, device::Category::kMoments});
+    }
+  }
   // fp32 [1]: how many steps were taken (not skipped).
   at::Tensor& step_count() {
     return step_count_;

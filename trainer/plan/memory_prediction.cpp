@@ -104,6 +104,7 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   trainer::TrainStep step(
       config, *mesh, models, {shape.policies, host_activations}, shape.blocks(blocks.functions(simulation)));
   prediction.static_bytes = simulation.allocated();
+  prediction.static_use = simulation.use().now;
   if (shape.copies()) {
     prediction.peer_bytes = models.student->bytes() + (config.parallel.shard_teacher ? models.teacher.bytes() : 0);
   }

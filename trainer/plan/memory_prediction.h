@@ -22,6 +22,7 @@ struct MemoryPrediction {
   device::MemoryUse use; // by category, phase by phase
   GatherPrediction gathers;
   int64_t static_bytes = 0; // allocated for the whole run: shards, optimizer state, slots
+  device::CategoryBytes static_use{}; // these by category
   int64_t reserved_peak = 0; // taken from the device by the allocator, slack included
   int64_t peer_bytes = 0; // of reserved_peak, in memory that other ranks map; a run's allocator does not have them
   int64_t give_backs = 0; // in a step: times that the device was full, and all free memory went back to it
@@ -30,9 +31,10 @@ struct MemoryPrediction {
   int64_t host_optimizer = 0; // pinned
   int64_t host_checkpoint = 0; // pinned, made with the first periodic checkpoint
   int64_t host_teacher = 0; // pinned: rows of a teacher's cache, read ahead
+  int64_t host_engine = 0; // pinned: the state that leaves the device while an on-policy run's engine writes
 
   int64_t host_bytes() const {
-    return host_activations + host_optimizer + host_checkpoint + host_teacher;
+    return host_activations + host_optimizer + host_checkpoint + host_teacher + host_engine;
   }
 
   // A GPU's page tables for pinned host memory: 8 bytes for each page of 4 KiB. They come after outside.context was

@@ -42,7 +42,10 @@ LimitsExceeded limits_exceeded(const Plan& plan, int64_t host_bytes) {
 void evaluate(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   plan.memory = predict_memory(plan.shape, blocks);
   plan.time = predict_time(plan.shape, plan.machine, plan.memory.gathers);
+  std::vector<std::string> overflows;
+  plan.engine_turn = plan_engine_turn(plan.shape, plan.device_bytes, plan.memory, overflows);
   plan.overflows = overflows_of(plan.memory, {plan.budget_bytes, plan.device_bytes, host_bytes});
+  plan.overflows.insert(plan.overflows.end(), overflows.begin(), overflows.end());
 }
 
 // A plan with room fits, and no step returns the allocator's free memory to the device to take it again. That would

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "trainer/config/config.h"
+#include "trainer/plan/engine_turn.h"
 #include "trainer/plan/machine.h"
 #include "trainer/plan/memory_prediction.h"
 #include "trainer/plan/run_shape.h"
@@ -36,6 +37,7 @@ struct Plan {
   int64_t mixes = 0; // number of mixes that were chosen from
   int64_t budget_bytes = 0; // limit of tensors' bytes at the peak; 0: none
   int64_t device_bytes = 0; // the device's memory, or memory.limit_gib
+  std::optional<EngineTurn> engine_turn; // of an on-policy run whose engine works while training waits
   std::vector<std::string> overflows; // a sentence for each limit that is exceeded
   std::vector<Change> changes; // if it does not fit: those of cheapest_changes()
 

@@ -159,6 +159,9 @@ std::vector<std::string> Plan::lines() const {
   if (shape.row_bytes() > 0) {
     lines.push_back("teacher's rows: " + reading_text(*this));
   }
+  if (engine_turn && (shape.cuda() || engine_turn->moved > 0)) {
+    lines.push_back("the device while the engine writes: " + engine_turn->text());
+  }
   return lines;
 }
 
@@ -171,6 +174,18 @@ std::string Plan::text() const {
     add_row(text, "teacher's rows, read ahead", absl::StrFormat("%18s", bytes_text(memory.host_teacher)));
   }
   add_row(text, "copy for checkpoints", absl::StrFormat("%18s", bytes_text(memory.host_checkpoint)));
+  if (memory.host_engine > 0) {
+    add_row(text, "state in the engine's turn", absl::StrFormat("%18s", bytes_text(memory.host_engine)));
+  }
+  if (engine_turn) {
+    text += "the device while the engine writes\n";
+    add_row(text, "held by the trainer", absl::StrFormat("%18s", bytes_text(engine_turn->held)));
+    add_row(
+        text, "moved to host memory",
+        absl::StrFormat(
+            "%18s%s", bytes_text(engine_turn->moved), engine_turn->automatic ? "  (onpolicy.offload: auto)" : ""));
+    add_row(text, "left for the engine", absl::StrFormat("%18s", bytes_text(engine_turn->left)));
+  }
   text += "run\n";
   add_row(
       text, "ranks",
@@ -285,6 +300,10 @@ std::string Plan::json() const {
   bytes["host_optimizer"] = memory.host_optimizer;
   bytes["host_checkpoint"] = memory.host_checkpoint;
   bytes["host_teacher"] = memory.host_teacher;
+  bytes["host_engine"] = memory.host_engine;
+  if (engine_turn) {
+    json["engine_turn"] = {{"held", engine_turn->held}, {"moved", engine_turn->moved}, {"left", engine_turn->left}};
+  }
   for (size_t p = 0; p < device::kNumMemoryPhases; ++p) {
     const device::PhasePeak& peak = memory.use.phases[p];
     Json& phase = json["phases"][device::phase_name(static_cast<device::MemoryPhase>(p))];

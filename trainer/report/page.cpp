@@ -31,6 +31,7 @@ DataLimits limits_for(size_t runs) {
   limits.evaluations = std::max<size_t>(50, limits.evaluations / runs);
   limits.events = std::max<size_t>(100, limits.events / runs);
   limits.sample_bytes /= runs;
+  limits.rounds.sample_bytes /= runs;
   return limits;
 }
 

@@ -162,5 +162,6 @@ phase_section();
 memory_section();
 event_section();
 sample_section();
+round_section();
 section("configuration", "Configuration", configuration_table());
 draw_now();

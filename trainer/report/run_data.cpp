@@ -41,6 +41,7 @@ struct Metrics {
   bool found = false;
   StepSeries steps;
   std::vector<Json> evaluations;
+  std::vector<RecordedRound> rounds; // of an on-policy run
   std::vector<RunEvent> empty_steps; // the first ones
   // The quality of the means by these names, if some line lists them as not exact.
   Json inexact_steps = Json::object(), inexact_evaluations = Json::object();
@@ -68,7 +69,7 @@ Json known_numbers(const Json& values) {
 }
 
 absl::StatusOr<Metrics> read_metrics(const std::string& path, const DataLimits& limits) {
-  Metrics metrics{false, StepSeries(limits.points), {}, {}};
+  Metrics metrics{false, StepSeries(limits.points)};
   const auto visit = [&](int64_t number, Json& line) -> absl::Status {
     ASSIGN_OR_RETURN(const int64_t step, step_of(line, path, number));
     const auto eval = line.find("eval");
@@ -83,6 +84,14 @@ absl::StatusOr<Metrics> read_metrics(const std::string& path, const DataLimits& 
            {"seconds", metrics.steps.seconds()},
            {"values", known_numbers(*eval)}});
       add_inexact(*eval, metrics.inexact_evaluations);
+      return absl::OkStatus();
+    }
+    if (const auto round = line.find("round"); round != line.end()) {
+      if (!round->is_object()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(path, ":", number, ": expected an object as \"round\", found ", round->type_name()));
+      }
+      metrics.rounds.push_back({step, metrics.steps.seconds(), std::move(*round)});
       return absl::OkStatus();
     }
     if (metrics.steps.steps() > 0 && step <= metrics.steps.last_step()) {
@@ -227,6 +236,7 @@ absl::StatusOr<Json> run_data(const std::string& name, const DataLimits& limits)
   ASSIGN_OR_RETURN(const LogScan log, scan_log(path("log.txt")));
   ASSIGN_OR_RETURN(const bool has_config, add_config(path("config.yaml"), run));
   RETURN_IF_ERROR(add_samples(path("samples.jsonl"), limits, run));
+  RETURN_IF_ERROR(add_rounds(name, metrics.rounds, metrics.steps.seconds(), limits.rounds, run));
   add_state(folder, sessions, log, run);
   run["checkpoints"] = checkpoint_names(folder / "checkpoints");
   run["last_step"] = metrics.steps.last_step();

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "trainer/report/round_data.h"
+
 namespace distill::report {
 
 // The number of steps, runs and events that the page has room for.
@@ -13,6 +15,7 @@ struct DataLimits {
   size_t evaluations = 400;
   size_t events = 1000;
   size_t sample_bytes = 400'000;
+  RoundLimits rounds;
 };
 
 // A run folder, finished or being written, as the page's scripts read it (state.js and what uses its `runs`). The

@@ -86,7 +86,7 @@ function plan_panel(run) {
     facts([
       ["predicted peak", `${bytes_text(bytes.peak)} of tensors, in phase ${plan.peak_phase}`],
       ["of the device", `${bytes_text(bytes.device)} of ${bytes_text(bytes.device_available)}`],
-      ["on the host", bytes_text(bytes.host_activations + bytes.host_optimizer + bytes.host_checkpoint)],
+      ["on the host", bytes_text(bytes.host_activations + bytes.host_optimizer + bytes.host_checkpoint + (bytes.host_engine || 0))],
       ["activations", plan.activation],
       ["loss head", `at most ${whole_number(plan.head.chunk_size)} tokens at a time, ${bytes_text(plan.head.bytes)}`],
       ["predicted speed", `${short_number(plan.tokens_per_second)} tokens/s (${plan.machine})`],

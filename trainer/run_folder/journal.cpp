@@ -116,6 +116,10 @@ absl::Status RunJournal::evaluation(int64_t step, const metrics::LossMeans& mean
   return absl::OkStatus();
 }
 
+absl::Status RunJournal::round(int64_t step, const nlohmann::ordered_json& values) {
+  return is_main_ ? append({{metrics::kStepKey, step}, {metrics::kRoundKey, values}}) : absl::OkStatus();
+}
+
 absl::Status RunJournal::text(const std::string& tag, int64_t step, const std::string& text) {
   return tensorboard_ ? tensorboard_->text(tag, step, text) : absl::OkStatus();
 }

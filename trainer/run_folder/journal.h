@@ -29,6 +29,8 @@ class RunJournal {
   void warning(const std::string& line);
   absl::Status step(const metrics::StepMetrics& record);
   absl::Status evaluation(int64_t step, const metrics::LossMeans& means);
+  // The numbers of an on-policy round that begins after `step` steps: a line of metrics.jsonl.
+  absl::Status round(int64_t step, const nlohmann::ordered_json& values);
   // A text (Markdown) of the evaluation after `step` steps, for TensorBoard; ignored without run.tensorboard.
   absl::Status text(const std::string& tag, int64_t step, const std::string& text);
   // The lines of samples.jsonl of one evaluation of a run with eval.samples.

@@ -19,7 +19,7 @@ absl::StatusOr<Json> recorded_step(const std::string& run_dir, int64_t step) {
   std::optional<Json> found;
   const absl::Status status =
       metrics::for_each_record(metrics_file(run_dir), [&](const std::string&, const Json& record) {
-        if (!found && !record.contains(metrics::kEvalKey) && metrics::record_step(record) == step) {
+        if (!found && metrics::is_step_record(record) && metrics::record_step(record) == step) {
           found = record;
         }
       });
@@ -54,7 +54,7 @@ absl::Status for_each_recorded_means(
     const auto eval = record.find(metrics::kEvalKey);
     const bool evaluation = eval != record.end();
     const auto step = metrics::record_step(record);
-    if (!step || *step > (evaluation ? kept.last_evaluation : kept.last_step)) {
+    if (!step || record.contains(metrics::kRoundKey) || *step > (evaluation ? kept.last_evaluation : kept.last_step)) {
       return;
     }
     const Json& values = evaluation ? *eval : record;

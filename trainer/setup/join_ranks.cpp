@@ -60,7 +60,10 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
     metrics::log_warning_rank0(
         "CUDA_DEVICE_MAX_CONNECTIONS is 1: communication then cannot overlap with computation; unset it");
   }
-  return sharding::make_mesh(options, shard, parallel.replicate, device, gather_way(parallel.gather));
+  // What lies in memory that other ranks have mapped cannot leave the device.
+  const bool collective = config.onpolicy.may_offload() && parallel.gather == config::Gather::kAuto;
+  const sharding::GatherWay way = collective ? sharding::GatherWay::kCollective : gather_way(parallel.gather);
+  return sharding::make_mesh(options, shard, parallel.replicate, device, way);
 }
 
 absl::Status check_same_inputs(

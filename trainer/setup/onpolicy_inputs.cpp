@@ -10,12 +10,15 @@
 
 namespace distill::trainer {
 
-absl::StatusOr<onpolicy::RoundInputs> open_onpolicy_inputs(
-    const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
-    bool pin_memory) {
+namespace {
+
+// Opens the prompts of a key.
+absl::StatusOr<std::unique_ptr<data::PromptPool>> open_prompts(
+    const config::Config& config, const std::vector<config::DataSet>& sets, const char* key,
+    const std::vector<base::Digest>& tokenizers) {
   const config::OnPolicySection& own = config.onpolicy;
   data::PromptPoolOptions options;
-  for (const config::DataSet& set : own.prompts) {
+  for (const config::DataSet& set : sets) {
     options.sources.push_back({set.path, set.weight});
   }
   options.room = config.data.seq_len - own.max_new_tokens;
@@ -26,25 +29,45 @@ absl::StatusOr<onpolicy::RoundInputs> open_onpolicy_inputs(
     return absl::Status(
         pool.status().code(),
         absl::StrFormat(
-            "onpolicy.prompts (data.seq_len %d, onpolicy.max_new_tokens %d): %s", config.data.seq_len,
-            own.max_new_tokens, pool.status().message()));
+            "%s (data.seq_len %d, onpolicy.max_new_tokens %d): %s", key, config.data.seq_len, own.max_new_tokens,
+            pool.status().message()));
   }
   const data::ShardHeader& header = (*pool)->header();
   base::Digest hash;
   std::copy_n(header.tokenizer_hash, hash.size(), hash.begin());
   if (!tokenizers.empty() && std::find(tokenizers.begin(), tokenizers.end(), hash) == tokenizers.end()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "onpolicy.prompts: expected shards of the student's tokenizer, ", base::hex(tokenizers.front()), ", found ",
+        key, ": expected shards of the student's tokenizer, ", base::hex(tokenizers.front()), ", found ",
         base::hex(hash), "; tokenise the prompts again with the model's tokenizer"));
   }
+  return pool;
+}
+
+} // namespace
+
+absl::StatusOr<onpolicy::RoundInputs> open_onpolicy_inputs(
+    const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
+    bool pin_memory) {
+  const config::OnPolicySection& own = config.onpolicy;
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<data::PromptPool> pool, open_prompts(config, own.prompts, "onpolicy.prompts", tokenizers));
+  const data::ShardHeader& header = pool->header();
   onpolicy::RoundInputs inputs;
+  if (!own.eval_prompts.empty()) {
+    ASSIGN_OR_RETURN(inputs.held_out, open_prompts(config, own.eval_prompts, "onpolicy.eval_prompts", tokenizers));
+  }
   ASSIGN_OR_RETURN(inputs.end_ids, hf::end_of_text_ids(config.student.path));
   if (header.eos_id >= 0) {
     inputs.end_ids.push_back(header.eos_id);
   }
   std::sort(inputs.end_ids.begin(), inputs.end_ids.end());
   inputs.end_ids.erase(std::unique(inputs.end_ids.begin(), inputs.end_ids.end()), inputs.end_ids.end());
-  inputs.prompts = *std::move(pool);
+  // For the report alone, which shows ids where there is no text.
+  auto text = data::TokenText::read(config.student.tokenizer.empty() ? config.student.path : config.student.tokenizer);
+  if (text.ok()) {
+    inputs.text = std::make_shared<const data::TokenText>(*std::move(text));
+  }
+  inputs.prompts = std::move(pool);
   inputs.limits = limits;
   inputs.tokenizer_hashes = tokenizers;
   inputs.pin_memory = pin_memory;

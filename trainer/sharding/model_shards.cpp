@@ -310,6 +310,14 @@ at::Tensor ModelShards::zeros_of_state(int64_t index, at::ScalarType dtype) cons
   return device::HostSlab::take(options_.state.host, bytes).view(dtype).zero_();
 }
 
+void ModelShards::add_state(std::vector<device::MemoryPark::Item>& state) const {
+  for (const UnitShard& unit : units_) {
+    state.push_back({unit.weights, trainable() ? device::Category::kStudent : device::Category::kTeacher});
+    state.push_back({unit.master, device::Category::kMaster});
+    state.push_back({unit.gradient, device::Category::kGradients});
+  }
+}
+
 at::Tensor ModelShards::gather_master(int64_t index, Communicator* shard_axis) const {
   const UnitShard& unit = units_[index];
   if (shard_axis == nullptr) {

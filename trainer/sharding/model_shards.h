@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "trainer/device/memory_park.h"
 #include "trainer/models/block.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/ops/rounded_sum.h"
@@ -135,6 +136,8 @@ class ModelShards {
 
   // The whole unit's flat weights, in the compute dtype or packed. Valid until release().
   at::Tensor weights(int64_t index);
+  // Adds this rank's tensors of all units, with what they are.
+  void add_state(std::vector<device::MemoryPark::Item>& state) const;
   // Returns the weights of a decoder block as its parameters, in whatever form it computes.
   models::BlockParams block_params(int64_t index);
   void release(int64_t index);

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "trainer/device/memory_park.h"
 #include "trainer/sharding/communicator.h"
 #include "trainer/sharding/slot_checks.h"
 #include "trainer/sharding/slot_events.h"
@@ -72,6 +73,12 @@ class WeightSlots {
   // wait for the changes.
   void invalidate(const void* model);
 
+  // Adds the buffers of gathered blocks.
+  void add_state(std::vector<device::MemoryPark::Item>& state) const {
+    for (const Slot& slot : block_slots_) {
+      state.push_back({slot.bytes, device::Category::kSlots});
+    }
+  }
   // The ranks that units are gathered from.
   Communicator& shard_axis() {
     return gather_;

@@ -124,7 +124,7 @@ losses::MetricQualities MicroBatchRunner::evaluation_quality() const {
   return teacher_->quality(evaluated(loss_));
 }
 
-void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
+void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M, at::Tensor* tokens_MN) {
   std::vector<sharding::Pass> passes = teacher_->passes();
   passes.push_back({&student_});
   expect(passes, passes);
@@ -145,6 +145,9 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M) {
     begin += count;
   }
   sums_M += metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
+  if (tokens_MN != nullptr) {
+    *tokens_MN = metrics_MN;
+  }
 }
 
 std::vector<int64_t> MicroBatchRunner::next_tokens(

@@ -43,8 +43,9 @@ class MicroBatchRunner {
   };
   // Accumulates the gradients into the student's units. `last`: this is the step's last micro-batch.
   void train(const data::Batch& batch, Sums& sums, bool last);
-  // Computes the same losses without gradients, and all metrics, whatever loss.metrics is.
-  void evaluate(const data::Batch& batch, at::Tensor& sums_M);
+  // Computes the same losses without gradients, and all metrics, whatever loss.metrics is. `tokens_MN`: gets those of
+  // each of the batch's N tokens.
+  void evaluate(const data::Batch& batch, at::Tensor& sums_M, at::Tensor* tokens_MN = nullptr);
   // The most probable next token after each of the tokens `rows` (places among the flattened tokens), computed with one
   // forward pass and one token's logits at a time. Waits for the device. The batch's targets are not used.
   std::vector<int64_t> next_tokens(const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which);

@@ -31,7 +31,11 @@ struct LastMetrics {
 absl::StatusOr<LastMetrics> last_metrics(const fs::path& file) {
   LastMetrics last;
   RETURN_IF_ERROR(metrics::for_each_record(file.string(), [&](const std::string&, const Json& record) {
-    (record.contains("eval") ? last.eval : last.step) = record;
+    if (record.contains(metrics::kEvalKey)) {
+      last.eval = record;
+    } else if (metrics::is_step_record(record)) {
+      last.step = record;
+    }
   }));
   return last;
 }

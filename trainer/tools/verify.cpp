@@ -13,6 +13,7 @@
 #include "trainer/hf/model_checksums.h"
 #include "trainer/metrics/status_line.h"
 #include "trainer/metrics/task_progress.h"
+#include "trainer/onpolicy/judgement.h"
 #include "trainer/onpolicy/round_folder.h"
 #include "trainer/setup/disk_space.h"
 #include "trainer/teacher_cache/cache_folder.h"
@@ -56,7 +57,25 @@ absl::Status verify_cache(const std::string& folder, const Output& out) {
   return absl::OkStatus();
 }
 
-// A complete round of an on-policy run: its token shard, and that it has the completions which round.json counts.
+// The token shard of a round's held-out completions, if its result counts some.
+absl::Status verify_held_out(const onpolicy::RoundFolder& folder, const nlohmann::ordered_json& result) {
+  const auto held_out = result.find(onpolicy::kHeldOutKey);
+  if (held_out == result.end() || !held_out->is_object()) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(
+      const data::Shard shard,
+      data::Shard::open(absl::StrCat(folder.file(onpolicy::kHeldOutFolder), "/", onpolicy::kShardFile)));
+  RETURN_IF_ERROR(shard.verify());
+  const int64_t completions = held_out->value("completions", int64_t{0});
+  return shard.documents() == completions ? absl::OkStatus()
+                                          : absl::DataLossError(absl::StrFormat(
+                                                "%s: expected the %d held-out completions of %s, found %d documents",
+                                                shard.path(), completions, onpolicy::kRoundFile, shard.documents()));
+}
+
+// A complete round of an on-policy run: its token shard, that it has the completions which round.json counts, and what
+// student and teacher say of them.
 absl::Status verify_round(const onpolicy::RoundFolder& folder, const Output& out) {
   ASSIGN_OR_RETURN(const onpolicy::RoundFolder::Contents contents, folder.read_complete());
   ASSIGN_OR_RETURN(const data::Shard shard, data::Shard::open(folder.file(onpolicy::kShardFile)));
@@ -66,6 +85,12 @@ absl::Status verify_round(const onpolicy::RoundFolder& folder, const Output& out
     return absl::DataLossError(absl::StrFormat(
         "%s: expected the %d completions of %s, found %d documents", shard.path(), completions, onpolicy::kRoundFile,
         shard.documents()));
+  }
+  RETURN_IF_ERROR(verify_held_out(folder, contents.result));
+  const auto judged = folder.read_judged();
+  if (!absl::IsNotFound(judged.status())) { // else the run ended before it looked at the round
+    RETURN_IF_ERROR(judged.status());
+    RETURN_IF_ERROR(onpolicy::check_judged(*judged, shard, folder.file(onpolicy::kJudgedFile)));
   }
   out.report(absl::StrFormat(
       "%s: on-policy round, %d completions, %d tokens: every checksum fits", folder.path(), completions,

@@ -148,7 +148,7 @@ def capture(program, study, folders, row, device, threads):
 def read_metrics(run_folder):
     """(step records, evaluation records)"""
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "eval" not in line], [line for line in lines if "eval" in line]
+    return [line for line in lines if "loss" in line], [line for line in lines if "eval" in line]
 
 
 def short(number):

@@ -49,7 +49,7 @@ TEST(IndexTest, RoundTrip) {
 TEST(IndexTest, ARoundOfOnPolicyDataIsPartOfTheState) {
   Index index = sample_index();
   index.state.train_samples = 60;
-  index.state.round = {2, 8, 6, 4, 48, 24, "sha256 ab"};
+  index.state.round = {2, 8, 6, 4, 48, 24, "sha256 ab", 5};
   const auto read = parse_index(to_json(index), "index.json");
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->state, index.state);

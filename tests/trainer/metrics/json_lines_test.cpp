@@ -54,6 +54,21 @@ TEST_F(JsonLinesTest, EvaluationsHaveALimitOfTheirOwn) {
 )");
 }
 
+// A round that begins after the checkpoint's last step is judged again, unless the checkpoint was saved in it.
+TEST_F(JsonLinesTest, RoundsHaveALimitOfTheirOwn) {
+  const std::string before = R"({"step":0,"round":{"number":0}}
+{"step":1,"loss":2}
+{"step":2,"loss":1}
+)";
+  const std::string next = R"({"step":2,"round":{"number":1}}
+)";
+  std::ofstream(path_) << before << next;
+  ASSERT_TRUE(JsonLines::open(path_, {.last_step = 2, .last_round = 2}).ok());
+  EXPECT_EQ(content(), before + next);
+  ASSERT_TRUE(JsonLines::open(path_, {.last_step = 2, .last_round = 0}).ok());
+  EXPECT_EQ(content(), before);
+}
+
 // Dropping every line because they cannot be read would lose the run's past.
 TEST_F(JsonLinesTest, AFileThatCannotBeReadIsAnErrorAndStays) {
   std::filesystem::create_directory(path_);

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+import event_points
 import tiny
 import token_shard
 from onpolicy_runs import END, SCRIPT, command, completions, config_in, description, judged, losses, round_folder
@@ -125,9 +126,7 @@ def test_each_token_has_the_judgement_that_transformers_computes(tmp_path, confi
 def held_out_settings(config, name, shard, engine=None, **more):
     """The student's own words on held-out prompts: at the start and after every second step, the others' rounds too."""
     own = {"eval_prompts": shard, "eval_temperature": 0.5} | more.pop("onpolicy", {})
-    made = config(name, engine, onpolicy=own, eval={"every": 2, "at_start": True}, **more)
-    made["data"]["eval"] = made["onpolicy"]["prompts"]
-    return made
+    return config(name, engine, onpolicy=own, eval={"every": 2, "at_start": True}, **more)
 
 
 def held_out_numbers(run):
@@ -262,6 +261,17 @@ def test_the_plan_says_what_the_device_has_for_the_engine(tmp_path, config):
     full = plan(tiny.DOES_NOT_FIT, engine_gib=between, offload="none")
     assert not full["fits"] and full["engine_turn"] == turn
     assert "engine_turn" not in plan(tiny.SUCCESS, staleness=1)
+
+
+def test_tensorboard_has_the_rounds_after_a_resumption_too(tmp_path, config):
+    settings = config("run", run={"tensorboard": True}, train={"steps": 4})
+    tiny.train(tmp_path, settings)
+    settings["train"]["steps"] = 6
+    run = tiny.train(tmp_path, settings, "--resume")
+    assert [line["step"] for line in tiny.read_rounds(run)] == [0, 2, 4]
+    points = event_points.shown(event_points.reader(run))
+    assert event_points.difference(points, event_points.recorded(run)) == ""
+    assert [step for step, _, _ in points["round/judged/reverse_kl"]] == [0, 2, 4]
 
 
 def test_with_staleness_a_round_is_written_while_the_one_before_it_is_trained_on(tmp_path, config):

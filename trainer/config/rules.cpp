@@ -269,7 +269,8 @@ class Rules {
       if (config_.data.eval.empty() && config_.data.train.empty()) {
         fail({"data.eval", "data.train"}, "token shards to measure on, or data.train", "neither");
       }
-    } else if (config_.data.eval.empty() && (!training() || during_training)) {
+    } else if (
+        config_.data.eval.empty() && (!training() || (during_training && config_.onpolicy.eval_prompts.empty()))) {
       std::vector<std::string> keys = {"data.eval"};
       if (training()) {
         keys.emplace_back(config_.eval.every > 0 ? "eval.every" : "eval.at_start");

@@ -21,8 +21,8 @@ namespace distill::hf {
 namespace {
 
 constexpr int64_t kBufferBytes = int64_t{16} << 20;
-constexpr int kMostThreads = 8;
-constexpr int kFurtherBuffers = 4; // that are filled, copied or summed while each thread writes one
+constexpr size_t kMostThreads = 8;
+constexpr size_t kFurtherBuffers = 4; // that are filled, copied or summed while each thread writes one
 
 // A part of a file in host memory.
 struct Buffer {
@@ -153,13 +153,13 @@ struct StagedWriter::State {
 };
 
 StagedWriter::StagedWriter(int threads) : state_(std::make_unique<State>()) {
-  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  const int writers = threads > 0 ? threads : std::min(cores, kMostThreads);
-  state_->buffers.resize(static_cast<size_t>(writers + kFurtherBuffers));
+  const size_t cores = std::max(1U, std::thread::hardware_concurrency());
+  const size_t writers = threads > 0 ? static_cast<size_t>(threads) : std::min(cores, kMostThreads);
+  state_->buffers.resize(writers + kFurtherBuffers);
   for (Buffer& buffer : state_->buffers) {
     buffer.bytes = at::empty({kBufferBytes}, at::kByte);
   }
-  for (int i = 0; i < writers; ++i) {
+  for (size_t i = 0; i < writers; ++i) {
     state_->threads.emplace_back([state = state_.get()] { state->write_buffers(); });
   }
   state_->threads.emplace_back([state = state_.get()] { state->sum_buffers(); });

@@ -17,6 +17,7 @@ constexpr const char* kTokenNumbers[] = {"loss", "logprob", "forward_kl", "rever
 std::vector<size_t> spread(size_t count, size_t most) {
   std::vector<size_t> places;
   const size_t chosen = std::min(count, most);
+  places.reserve(chosen);
   for (size_t i = 0; i < chosen; ++i) {
     places.push_back(chosen > 1 ? i * (count - 1) / (chosen - 1) : count - 1);
   }

@@ -25,8 +25,20 @@ struct StartNotes {
   double float8_error = 0; // mean KL of a float8 teacher to itself without float8, nats; 0: not measured
 };
 
-// Measures how far a float8 teacher is from the same teacher without float8; an error above the limits ends the run.
-absl::Status check_float8_teacher(const RunContext& context, const Inputs& inputs, StartNotes& notes) {
+// Measures how far a float8 teacher is from the same teacher without float8, and the float8 base of a student's
+// adapters from the same base; an error of the teacher's above the limits ends the run.
+absl::Status check_float8_models(const RunContext& context, const Inputs& inputs, StartNotes& notes) {
+  if (inputs.student.config.adapter) {
+    ASSIGN_OR_RETURN(
+        const std::optional<float8_gate::TeacherError> error,
+        float8_gate::measure_base(
+            context.config(), context.environment(), context.mesh(), inputs.student,
+            inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
+    if (error) {
+      notes.lines.push_back(
+          absl::StrCat("the student's float8 base against the same in its compute dtype: ", error->text()));
+    }
+  }
   if (!inputs.teacher.exists()) {
     return absl::OkStatus();
   }
@@ -51,7 +63,7 @@ absl::Status load(PreparedRun prepared, OpenedRun& run, StartNotes& notes) {
   Inputs& inputs = prepared.inputs;
   run.plan = std::make_shared<plan::Plan>(std::move(prepared.plan));
   notes = {std::move(prepared.report), std::move(prepared.warnings)};
-  RETURN_IF_ERROR(check_float8_teacher(context, inputs, notes));
+  RETURN_IF_ERROR(check_float8_models(context, inputs, notes));
   auto memory = take_host_memory(environment, *run.plan);
   RETURN_IF_ERROR(agree(mesh, memory.status())); // the ranks read a float8 teacher together
   const plan::RunShape& shape = run.plan->shape;

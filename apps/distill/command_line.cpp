@@ -221,6 +221,9 @@ void add_export_options(CLI::App& app, ExportCommand& command) {
          "--model", command.model,
          "Folder that config.json and the tokenizer are copied from. Default: student.path of the run")
       ->type_name("DIR");
+  app.add_flag(
+      "--merge", command.merge,
+      "Of a student with adapters: write the whole model with them in its weights, instead of the adapters alone");
 }
 
 void add_report_options(CLI::App& app, ReportCommand& report) {

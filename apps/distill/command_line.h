@@ -47,6 +47,7 @@ struct ExportCommand {
   std::string out;
   config::StoredDtype dtype = config::StoredDtype::kAuto;
   std::string model; // empty: the run's student.path
+  bool merge = false;
 };
 
 struct ReplayCommand {

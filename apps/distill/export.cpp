@@ -17,6 +17,7 @@ absl::StatusOr<int> run_export(const ExportCommand& command) {
   options.out = command.out;
   options.dtype = command.dtype;
   options.model = command.model;
+  options.merge = command.merge;
   RETURN_IF_ERROR(checkpoint::export_model(options));
   std::printf("wrote %s from %s\n", options.out.c_str(), options.checkpoint.c_str());
   return launch::kSuccess;

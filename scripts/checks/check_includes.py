@@ -52,7 +52,8 @@ ALLOWED = {
         "data", "data/base", "losses", "trainer/config", "trainer/device", "trainer/metrics", "trainer/models",
         "trainer/sharding", "trainer/step", "trainer/teacher", "trainer/teacher_cache"},
     "trainer/run_folder": {
-        "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/sharding"},
+        "data/base", "losses", "trainer/config", "trainer/hf", "trainer/metrics", "trainer/models",
+        "trainer/sharding"},
     "trainer/report": {"data/base", "trainer/onpolicy", "trainer/run_folder"},
     "trainer/loader": {"data", "trainer/sharding", "trainer/step"},
     "trainer/onpolicy": {

@@ -1,9 +1,12 @@
 """What the command line prints and returns when nothing is wrong."""
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +49,18 @@ def test_dry_run_checks_a_good_job_and_writes_nothing(distill, job):
     assert sorted(job.rglob("*")) == before
 
 
+def write_adapter(folder, base):
+    """An adapter of rank 2 on one module of the model in `base`, as peft writes it."""
+    name = "model.layers.0.self_attn.q_proj"
+    rows, columns = load_file(base / "model.safetensors")[f"{name}.weight"].shape
+    folder.mkdir(parents=True)
+    adapter = {"A": np.ones((2, columns), dtype=np.float32), "B": np.ones((rows, 2), dtype=np.float32)}
+    tensors = {f"base_model.model.{name}.lora_{which}.weight": values for which, values in adapter.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    description = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": [name]}
+    (folder / "adapter_config.json").write_text(json.dumps(description))
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
 def test_example_configs_pass_a_dry_run_on_tiny_models(distill, name, place):
     config = ROOT / "configs" / name
@@ -67,6 +82,8 @@ def test_example_configs_pass_a_dry_run_on_tiny_models(distill, name, place):
         )
         for part in ("--set", text)
     ]
+    if "adapter: adapters/domain" in config.read_text():
+        write_adapter(place / "adapters" / "domain", place / "teacher")
     if "source: cache" in config.read_text():
         captured = distill(place, "capture", "--config", str(config), *overrides)
         assert captured.returncode == 0, captured.stderr

@@ -122,8 +122,9 @@ def learning_rate(config, step):
 
 
 def make_optimizer(model, options):
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim >= 2]
+    vectors = [p for p in trained if p.ndim < 2]
     groups = [
         {"params": matrices, "weight_decay": options.get("weight_decay", 0.1)},
         {"params": vectors, "weight_decay": 0.0},
@@ -144,11 +145,11 @@ def load(folder):
     return kind.from_pretrained(folder, dtype=torch.float32, **attention_of(folder))
 
 
-def train(config):
-    """Runs the whole job. Returns (one record a step, the trained student)."""
+def train(config, adapt=lambda student: student):
+    """Runs the whole job. Returns (one record a step, the trained student). `adapt` may give the student adapters."""
     data, options, loss = config["data"], config["train"], config["loss"]
     assert data["packing"] == "concat" and not data["shuffle"] and len(data["train"]) == 1, data
-    student, teacher = load(config["student"]["path"]), load(config["teacher"]["path"])
+    student, teacher = adapt(load(config["student"]["path"])), load(config["teacher"]["path"])
     tokens, targets = concat_rows(data["train"][0]["path"], data["seq_len"])
     micro, batch = options["micro_batch_size"], options["global_batch_size"]
     max_norm = config["optimizer"].get("max_grad_norm", 1.0)

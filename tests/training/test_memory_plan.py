@@ -92,6 +92,13 @@ def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family,
         {"optimizer": {"gradients": "bfloat16"}, "parallel": {"processes": 4, "replicate": 2}},
         {"parallel": {"processes": 2}, "memory": {"optimizer": "device,host", "activation": "keep,offload"}},
         {"parallel": {"processes": 2, "gather": "copy"}, "memory": {"optimizer": "device,host"}},
+        {"student": {"lora": {"rank": 4}}},
+        {"student": {"lora": {"rank": 4, "dropout": 0.1}}, "memory": {"activation": "recompute"}},
+        {"student": {"lora": {"rank": 4, "modules_to_save": ["lm_head", "norm"]}}, "parallel": {"processes": 2}},
+        {
+            "student": {"lora": {"rank": 8, "targets": ["q_proj", "layers.1.mlp.down_proj"]}},
+            "parallel": {"processes": 3, "gather": "nccl"},
+        },
         # Groups of 384 tokens, which a batch's ignored tokens do not make smaller.
         {"data": {"seq_len": 256, "packing": "pack"}, "loss": {"memory_cap_mb": 1, "chunk_size": 192}},
     ],

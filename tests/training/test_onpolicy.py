@@ -355,3 +355,15 @@ def test_transformers_writes_a_round(tmp_path, config):
     first = lines[:2]  # a micro-batch of rank 0
     assert len({tuple(line["completion_ids"]) for line in first}) == 2
     assert description(run, 0)["result"]["entropy"] == pytest.approx(-engine, abs=1.0)
+
+
+def test_an_engine_gets_the_adapters_in_the_weights(tmp_path, config):
+    """Adapters that have learned a lot: the base alone would have other log-probabilities."""
+    script = f"{sys.executable} {SCRIPT} --model {{model}} --prompts {{prompts}} --output {{output}}"
+    settings = config("run", script, optimizer={"lr": 0.05}, onpolicy={"every": 3, "max_logprob_gap": 0})
+    settings["student"]["lora"] = {"rank": 4, "alpha": 16}
+    run = tiny.train(tmp_path, settings)
+    assert len(completions(run, 1)) == 12
+    gaps = [abs(float(own) - float(engine)) for own, engine in re.findall(LOGPROBS, (run / "log.txt").read_text())]
+    assert len(gaps) == 2 and max(gaps) < 1e-3
+    assert losses(run)[-1][1] < 0.9 * losses(run)[0][1]

@@ -221,7 +221,7 @@ def make_shard(path, documents):
     return str(path)
 
 
-def base_config(folder, student, teacher, shard, **sections):
+def base_config(folder, student, teacher, shard, /, **sections):
     """A config as a nested dictionary; `sections` are merged over the defaults of these tests. A test that needs more
     GPUs than there are is skipped here."""
     config = {

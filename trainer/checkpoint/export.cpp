@@ -4,23 +4,19 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/state_reader.h"
 #include "trainer/config/dtypes.h"
+#include "trainer/config/lora.h"
 #include "trainer/config/reader.h"
 #include "trainer/hf/config_json.h"
-#include "trainer/hf/save_model.h"
+#include "trainer/hf/peft_folder.h"
 
 namespace distill::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 
-// The student's section of the run's configuration.
-config::ModelSection student_section(const Index& index) {
-  return config::read(index.info.config, "config", {}).config.student;
-}
-
 // The folder from which the run read the student's tokenizer; empty: the model's own folder, or one that is gone.
-std::string tokenizer_source(const Index& index) {
-  const std::string path = student_section(index).tokenizer;
+std::string tokenizer_source(const config::Config& run) {
+  const std::string path = run.student.tokenizer;
   std::error_code error;
   return fs::exists(path, error) ? path : "";
 }
@@ -29,38 +25,52 @@ std::string tokenizer_source(const Index& index) {
 
 absl::Status export_model(const ExportOptions& options) {
   ASSIGN_OR_RETURN(const Index index, read_index(options.checkpoint));
-  const std::string source = options.model.empty() ? index.info.student_folder : options.model;
-  const config::ModelSection student = student_section(index);
-  const auto config = hf::read_model_config(
-      source, {student.ignore_config_keys, /*with_weights=*/student.init == config::ModelInit::kPretrained});
-  if (!config.ok()) {
+  config::Config run = config::read(index.info.config, "config", {}).config;
+  run.student.path = options.model.empty() ? index.info.student_folder : options.model;
+  const std::string& source = run.student.path;
+  const bool pretrained = run.student.init == config::ModelInit::kPretrained;
+  auto model = hf::read_model_config(source, {run.student.ignore_config_keys, /*with_weights=*/pretrained});
+  if (!model.ok()) {
     return absl::Status(
-        config.status().code(),
+        model.status().code(),
         absl::StrCat(
-            std::string(config.status().message()),
+            std::string(model.status().message()),
             "; config.json and tokenizer come from the run's student.path, or from the folder that --model names"));
   }
-  const std::vector<models::UnitLayout> layouts = models::unit_layouts(*config);
+  if (run.trains_adapter()) {
+    ASSIGN_OR_RETURN(model->adapter, config::resolve_student_adapter(run, *model));
+  }
+  const std::vector<models::UnitLayout> layouts = models::trained_layouts(*model);
   if (describe_units(layouts) != index.units) {
     return absl::FailedPreconditionError(absl::StrCat(
         options.checkpoint, ": its units are not those of ", source, "/config.json\n  checkpoint: ",
         index.info.identity.model, "\n  name the folder from which the student was initialised with --model"));
   }
-  hf::SaveOptions save;
-  save.config_folder = source;
-  save.tokenizer = options.model.empty() ? tokenizer_source(index) : "";
-  save.dtype = config::scalar_type(options.dtype, *config);
   StateReader reader(options.checkpoint, index);
   at::Tensor flat;
-  return hf::save_model(
-      options.out, *config,
-      [&](size_t unit) -> absl::StatusOr<at::Tensor> {
-        flat = at::Tensor(); // frees the previous unit's memory first
-        flat = at::empty({layouts[unit].numel}, at::kFloat);
-        absl::Status status = reader.read(static_cast<int64_t>(unit), "master", 0, flat);
-        return status.ok() ? absl::StatusOr<at::Tensor>(flat) : status;
-      },
-      save);
+  const hf::UnitFlat units = [&](size_t unit) -> absl::StatusOr<at::Tensor> {
+    flat = at::Tensor(); // frees the previous unit's memory first
+    flat = at::empty({layouts[unit].numel}, at::kFloat);
+    absl::Status status = reader.read(static_cast<int64_t>(unit), "master", 0, flat);
+    return status.ok() ? absl::StatusOr<at::Tensor>(flat) : status;
+  };
+  hf::SaveOptions save;
+  save.config_folder = source;
+  save.tokenizer = options.model.empty() ? tokenizer_source(run) : "";
+  save.dtype = config::scalar_type(options.dtype, *model);
+  if (!model->adapter) {
+    return hf::save_model(options.out, *model, units, save);
+  }
+  if (!options.merge && !run.lora.merge) {
+    ASSIGN_OR_RETURN(const hf::PeftConfig peft, config::student_adapter(run));
+    ASSIGN_OR_RETURN(const std::string base, config::base_hash(run.student, run.train.seed));
+    const at::ScalarType dtype = options.dtype == config::StoredDtype::kAuto ? at::kFloat : save.dtype;
+    return hf::save_adapter(options.out, peft, *model, units, {.dtype = dtype, .base = base});
+  }
+  models::ModelConfig whole = *model;
+  whole.adapter.reset();
+  ASSIGN_OR_RETURN(auto base, config::open_weights(run.student, whole, run.train.seed));
+  return hf::save_model(options.out, whole, hf::merged_units(*model, std::move(base), units), save);
 }
 
 } // namespace distill::checkpoint

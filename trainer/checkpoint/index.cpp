@@ -183,7 +183,7 @@ std::vector<Unit> read_units(const Json& index, Reader& reader) {
     const std::string where = absl::StrCat("units[", units.size(), "].");
     Unit unit;
     unit.name = reader.text(entry, where, "name");
-    unit.numel = reader.integer(entry, where, "numel", 1, kMaxElements);
+    unit.numel = reader.integer(entry, where, "numel", 0, kMaxElements); // 0: nothing of it is trained
     for (const Json& param_entry : reader.list(entry, where, "params")) {
       const std::string param_where = absl::StrCat(where, "params[", unit.params.size(), "].");
       Param param;

@@ -43,6 +43,9 @@ std::array<at::Tensor, 3> unit_tensors(sharding::ModelShards& model, optim::Adam
 std::vector<NamedTensor> state_tensors(sharding::ModelShards& model, optim::AdamW& optimizer) {
   std::vector<NamedTensor> tensors;
   for (int64_t unit = 0; unit < model.num_units(); ++unit) {
+    if (!model.has(unit)) {
+      continue;
+    }
     const auto flat = unit_tensors(model, optimizer, unit);
     for (size_t i = 0; i < flat.size(); ++i) {
       tensors.push_back({tensor_name(unit, kUnitTensors[i]), flat[i]});
@@ -101,7 +104,9 @@ void share_with_replicas(sharding::ModelShards& model, optim::AdamW& optimizer, 
   };
   for (int64_t unit = 0; unit < model.num_units(); ++unit) {
     for (const at::Tensor& tensor : unit_tensors(model, optimizer, unit)) {
-      share(tensor);
+      if (model.has(unit)) {
+        share(tensor);
+      }
     }
   }
   share(optimizer.step_count());

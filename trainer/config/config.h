@@ -213,6 +213,7 @@ struct ModelSection {
   double router_aux_loss = kAutomatic; // of the student: coefficient; kAutomatic: that of config.json
   TeacherSource source = TeacherSource::kModel; // of the teacher, as the next key
   std::string cache; // folder
+  std::string adapter; // folder as peft writes it; empty: the model is that of `path` alone
 
   // The folder whose config.json, weights and tokenizer a run reads; empty: no teacher.
   std::string folder() const {
@@ -221,6 +222,17 @@ struct ModelSection {
   bool reads_cache() const {
     return source == TeacherSource::kCache;
   }
+};
+
+// Low-rank adapters of the student, which are trained in place of its weights (models/adapter.h).
+struct LoraSection {
+  int64_t rank = 0; // 0: none, unless student.adapter names one
+  double alpha = kAutomatic; // kAutomatic: the rank
+  std::vector<std::string> targets = {"all-linear"}; // names of modules, or one regular expression, or all-linear
+  bool rslora = false; // scale alpha / sqrt(rank) instead of alpha / rank
+  double dropout = 0;
+  std::vector<std::string> modules_to_save; // that are trained as they are
+  bool merge = false; // the model that is written has the adapters in its weights
 };
 
 // How a cache of the teacher's predictions is written, and read.
@@ -412,6 +424,7 @@ struct Softcaps {
 
 struct Config {
   ModelSection student;
+  LoraSection lora; // keys student.lora.*
   ModelSection teacher;
   Float8Section float8;
   CacheSection cache;
@@ -432,6 +445,17 @@ struct Config {
   ProfileSection profile;
   RunSection run;
 
+  // Whether adapters of the student are trained, and not its weights.
+  bool trains_adapter() const {
+    return lora.rank > 0 || !student.adapter.empty();
+  }
+  // Whether student and teacher are read from one folder, in the same way.
+  bool same_folder() const;
+  // The seed of a model's random weights. The teacher's are others than the student's, unless they are the base of its
+  // adapters.
+  int64_t teacher_seed() const {
+    return trains_adapter() && same_folder() ? train.seed : train.seed + 1;
+  }
   bool has_teacher() const {
     return !teacher.folder().empty();
   }

@@ -90,7 +90,7 @@ const Section* find_section(const std::string& name) {
 }
 
 const Field* find_field(const std::string& key) {
-  const size_t dot = key.find('.');
+  const size_t dot = key.rfind('.'); // a section's name may have dots
   const Section* section = dot == std::string::npos ? nullptr : find_section(key.substr(0, dot));
   if (section == nullptr) {
     return nullptr;

@@ -94,7 +94,7 @@ struct Field {
 };
 
 struct Section {
-  std::string name;
+  std::string name; // "train"; "student.lora" is a mapping in the section student
   std::string help;
   std::vector<Field> fields;
 };

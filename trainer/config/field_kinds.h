@@ -1,6 +1,7 @@
 #pragma once
 
 #include <limits>
+#include <utility>
 
 #include "losses/option_ranges.h"
 #include "trainer/config/field.h"
@@ -30,7 +31,7 @@ auto& member(Config& config) {
 // A key whose member is an enumeration with names (data/base/enum_names.h).
 template <auto kSection, auto kMember>
 Choice one_of(std::vector<std::pair<std::string, std::string>> removed = {}) {
-  using Enum = std::remove_cvref_t<decltype(Config{}.*kSection.*kMember)>;
+  using Enum = std::remove_cvref_t<decltype(std::declval<Config&>().*kSection.*kMember)>;
   constexpr auto kNames = enum_names(Enum{});
   return {
       {kNames.begin(), kNames.end()},
@@ -42,7 +43,8 @@ Choice one_of(std::vector<std::pair<std::string, std::string>> removed = {}) {
 // A key whose member is a ByBlock.
 template <auto kSection, auto kMember>
 BlockPolicies by_block() {
-  using Policy = std::variant_alternative_t<1, std::remove_cvref_t<decltype(Config{}.*kSection.*kMember)>>;
+  using Policy =
+      std::variant_alternative_t<1, std::remove_cvref_t<decltype(std::declval<Config&>().*kSection.*kMember)>>;
   return {
       by_block_syntax<Policy>(), by_block_example<Policy>(),
       [](const Config& config) { return by_block_text<Policy>(config.*kSection.*kMember); },

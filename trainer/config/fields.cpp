@@ -333,6 +333,8 @@ std::vector<Field> run_fields() {
 std::vector<Section> make_sections() {
   return {
       {"student", "the model that is trained", student_fields()},
+      {"student.lora", "low-rank adapters, which are trained in place of the student's weights (docs/lora.md)",
+       lora_fields()},
       {"teacher", "the frozen model that the student learns from", teacher_fields()},
       {"float8",
        "checks of what float8 changes: of a teacher before the run, of a student while it is trained (docs/float8.md)",

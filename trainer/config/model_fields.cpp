@@ -21,6 +21,21 @@ const Condition kFloat8Student = {
     [](const Config& c) { return c.student.dtype == ComputeDtype::kFloat8; }, "student.dtype is float8",
     "student.dtype"};
 
+const Condition kFrozenFloat8 = {
+    [](const Config& c) {
+      return c.teacher.dtype == ComputeDtype::kFloat8 ||
+          (c.student.dtype == ComputeDtype::kFloat8 && c.trains_adapter());
+    },
+    "teacher.dtype is float8, or student.dtype is and adapters are trained", "teacher.dtype"};
+const Condition kLora = {
+    [](const Config& c) { return c.lora.rank > 0; }, "student.lora.rank is not 0", "student.lora.rank"};
+const Condition kAdapter = {
+    [](const Config& c) { return c.trains_adapter(); }, "student.lora.rank is not 0 or student.adapter is given",
+    "student.lora.rank"};
+const Condition kTrainedFloat8Student = {
+    [](const Config& c) { return c.student.dtype == ComputeDtype::kFloat8 && !c.trains_adapter(); },
+    "student.dtype is float8 and all of the student is trained", "student.dtype"};
+
 template <auto kModel>
 std::vector<Field> model_fields(const std::string& section, Condition condition) {
   return {
@@ -39,12 +54,20 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
        absl::StrCat(
            "Dtype that the model computes in. auto: train.dtype. float8: the matrix products of the decoder blocks in "
            "e4m3 with a scale for each row, everything else in train.dtype",
-           section == "student" ? ", the gradients of weights too; master weights and moments are fp32 as always" : "",
+           section == "student" ? ", the gradients of weights too; master weights and moments are fp32 as always. With "
+                                  "adapters the frozen weights are rounded once, as a teacher's are"
+                                : "",
            " (docs/float8.md)."),
        condition},
       {section, "ignore_config_keys", Texts{member<kModel, &ModelSection::ignore_config_keys>}, "",
        "Keys of the model's config.json that distill does not know and that do not change the mathematics, a list. An "
        "unknown key that is not listed is an error.",
+       condition},
+      {section, "adapter", Text{member<kModel, &ModelSection::adapter>}, "folder",
+       section == "student"
+           ? "Folder of an adapter as peft writes it, of the model in student.path: training goes on from it, with its "
+             "rank and targets (docs/lora.md)."
+           : "Folder of an adapter as peft writes it: the teacher is the model in teacher.path with it (docs/lora.md).",
        condition},
   };
 }
@@ -55,7 +78,9 @@ std::vector<Field> student_fields() {
   std::vector<Field> fields = model_fields<&Config::student>("student", {});
   fields.push_back(
       {"student", "float8_exceptions", Texts{member<&Config::student, &ModelSection::float8_exceptions>}, "",
-       "Decoder blocks that stay in train.dtype, a list of blocks and ranges of blocks: 0, 0-3.", kFloat8Student});
+       "Decoder blocks that stay in train.dtype, a list of blocks and ranges of blocks: 0, 0-3. With adapters also "
+       "products, as of teacher.float8_exceptions.",
+       kFloat8Student});
   Real aux_loss{member<&Config::student, &ModelSection::router_aux_loss>, 0, kMost};
   aux_loss.or_auto = true;
   fields.push_back(
@@ -64,6 +89,36 @@ std::vector<Field> student_fields() {
        "(docs/models.md). It is added to the gradients, and not to the loss that is reported. 0: none. auto: "
        "router_aux_loss_coef of config.json if output_router_logits is true there, else 0."});
   return fields;
+}
+
+std::vector<Field> lora_fields() {
+  constexpr auto kSection = &Config::lora;
+  constexpr int64_t kMaxRank = 1 << 16;
+  Real alpha{member<kSection, &LoraSection::alpha>, 0, kMost, /*min_excluded=*/true};
+  alpha.or_auto = true;
+  return {
+      {"student.lora", "rank", Integer{member<kSection, &LoraSection::rank>, 0, kMaxRank}, "",
+       "Rank of the adapters. 0: all of the student is trained, or the adapter of student.adapter."},
+      {"student.lora", "alpha", alpha, "", "An adapter's product is multiplied by alpha / rank. auto: the rank.",
+       kLora},
+      {"student.lora", "targets", Texts{member<kSection, &LoraSection::targets>}, "",
+       "Modules that have an adapter: a list of names (q_proj, or layers.3.mlp.down_proj), or one regular expression that "
+       "matches a module's whole name, or all-linear: every matrix of the blocks.",
+       kLora},
+      {"student.lora", "rslora", Boolean{member<kSection, &LoraSection::rslora>}, "",
+       "Multiply by alpha / sqrt(rank) instead.", kLora},
+      {"student.lora", "dropout", Real{member<kSection, &LoraSection::dropout>, 0, 1, false, /*max_excluded=*/true}, "",
+       "Probability with which an element of a product's input is left out of the adapters' product. What is left out "
+       "follows from train.seed, the step and the token.",
+       kAdapter},
+      {"student.lora", "modules_to_save", Texts{member<kSection, &LoraSection::modules_to_save>}, "",
+       "Modules that are trained as they are, beside the adapters: embed_tokens, lm_head, and norms, a list of endings of "
+       "names.",
+       kLora},
+      {"student.lora", "merge", Boolean{member<kSection, &LoraSection::merge>}, "",
+       "Write the trained model whole, with the adapters added to its weights, instead of the adapters alone.",
+       kAdapter},
+  };
 }
 
 std::vector<Field> teacher_fields() {
@@ -132,12 +187,13 @@ std::vector<Field> float8_fields() {
   constexpr auto kFloat8 = &Config::float8;
   return {
       {"float8", "gate", Boolean{member<kFloat8, &Float8Section::gate>}, "",
-       "Before the run, measure what float8 changes in the teacher's predictions, and refuse the run above the limits.",
-       kFloat8Teacher},
+       "Before the run, measure what float8 changes in the teacher's predictions, and refuse the run above the limits. Of a "
+       "student with adapters, what it changes in those of its base is measured, too, without limits.",
+       kFrozenFloat8},
       {"float8", "gate_tokens", Integer{member<kFloat8, &Float8Section::gate_tokens>, 0, kMaxTokens}, "tokens",
        "How much text is measured, the first of data.eval, or of data.train without it. 0: 65536 on a GPU, 4096 on a "
        "CPU.",
-       kFloat8Teacher},
+       kFrozenFloat8},
       {"float8", "max_mean_kl", Real{member<kFloat8, &Float8Section::max_mean_kl>, 0, kInf, true}, "nats",
        "Largest mean of KL(teacher || float8 teacher) over the measured tokens. What it means depends on how far the "
        "student is from the teacher: a hundredth of that distance is negligible.",
@@ -148,7 +204,7 @@ std::vector<Field> float8_fields() {
        "Number of steps from one check of the student's gradients to the next; the first step has one. A check computes "
        "them once more in train.dtype and logs the cosine between the two, so that its step takes twice the time. 0: "
        "never.",
-       kFloat8Student},
+       kTrainedFloat8Student},
   };
 }
 

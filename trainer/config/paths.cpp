@@ -7,6 +7,7 @@
 
 #include "data/shard_format.h"
 #include "trainer/config/path_hints.h"
+#include "trainer/hf/peft_config.h"
 
 namespace distill::config {
 
@@ -104,7 +105,10 @@ class Paths {
       if (!is_folder(folder)) {
         fail(key, key, "a Hugging Face folder", absl::StrCat("the file ", model.path));
       } else if (!is_there(folder / "config.json")) {
-        fail(key, key, "a Hugging Face folder with config.json", absl::StrCat("none in ", model.path));
+        const bool is_adapter = is_there(folder / hf::kPeftConfig);
+        fail(
+            key, key, "a Hugging Face folder with config.json", absl::StrCat("none in ", model.path),
+            is_adapter ? absl::StrCat("it is an adapter: set ", section, ".adapter, and ", key, " to its base") : "");
       } else if (
           model.init == ModelInit::kPretrained && context_.purpose != Purpose::kPlan &&
           !is_there(folder / "model.safetensors") && !is_there(folder / "model.safetensors.index.json")) {
@@ -115,8 +119,17 @@ class Paths {
                 : absl::StrCat("with ", section, ".init: random no weights are needed"));
       }
     }
+    if (!model.adapter.empty()) {
+      adapter(section + ".adapter", model.adapter);
+    }
     if (!model.tokenizer.empty()) {
       tokenizer(section + ".tokenizer", model.tokenizer);
+    }
+  }
+
+  void adapter(const std::string& key, const std::string& path) {
+    if (check_exists(key, key, "the folder of an adapter", path) && !is_there(fs::path(path) / hf::kPeftConfig)) {
+      fail(key, key, absl::StrCat("the folder of an adapter, with ", hf::kPeftConfig), absl::StrCat("none in ", path));
     }
   }
 

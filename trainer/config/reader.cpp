@@ -235,7 +235,11 @@ void Reader::read_section(const Section& section, const YAML::Node& node, int64_
     }
     const std::string key = absl::StrCat(section.name, ".", pair.key.Scalar());
     const Field* field = find_field(key);
-    if (field == nullptr) {
+    if (const Section* inner = find_section(key)) {
+      if (first_of_its_name(key, key_line)) {
+        read_section(*inner, pair.value, key_line);
+      }
+    } else if (field == nullptr) {
       unknown_key(section.name, pair.key.Scalar(), key_line);
     } else if (first_of_its_name(key, key_line)) {
       result_.origins[key] = {file_, key_line};
@@ -259,7 +263,7 @@ void Reader::unknown_key(const std::string& section, const std::string& name, in
       section.empty() ? "a section of the configuration" : absl::StrCat("a key of section ", section);
   std::string hint;
   if (section.empty() && find_field(name) != nullptr) {
-    hint = absl::StrCat("write ", name.substr(name.find('.') + 1), ": below ", name.substr(0, name.find('.')), ":");
+    hint = absl::StrCat("write ", name.substr(name.rfind('.') + 1), ": below ", name.substr(0, name.rfind('.')), ":");
   } else if (const std::string close = closest_key(section, name); !close.empty()) {
     hint = absl::StrCat("did you mean ", close, "?");
   } else {
@@ -282,7 +286,7 @@ void Reader::read_override(const std::string& text) {
   }
   const Field* field = find_field(key);
   if (field == nullptr) {
-    const size_t dot = key.find('.');
+    const size_t dot = key.rfind('.');
     const bool in_section = dot != std::string::npos && find_section(key.substr(0, dot)) != nullptr;
     if (find_section(key) != nullptr) {
       fail(0, key, "section.key=VALUE", "a whole section");

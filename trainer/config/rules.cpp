@@ -23,6 +23,7 @@ class Rules {
     switched_off_keys();
     required();
     teacher_source();
+    adapters();
     dtypes();
     if (!capturing()) {
       loss();
@@ -145,8 +146,25 @@ class Rules {
     }
   }
 
+  void adapters() {
+    if (!config_.student.adapter.empty() && config_.lora.rank > 0) {
+      fail(
+          {"student.lora.rank", "student.adapter"}, "0 with student.adapter, which has a rank of its own",
+          absl::StrCat(config_.lora.rank));
+    }
+    if (!config_.teacher.adapter.empty() && (config_.teacher.path.empty() || config_.teacher.reads_cache())) {
+      fail(
+          {"teacher.adapter", "teacher.path", "teacher.source"}, "teacher.path, and teacher.source: model",
+          config_.teacher.path.empty() ? "no teacher.path" : "teacher.source: cache",
+          "the adapter is part of what a cache was captured from");
+    }
+    if (quantizing() && !config_.teacher.adapter.empty()) {
+      fail({"teacher.adapter"}, "a teacher without an adapter, whose own products are measured", "one");
+    }
+  }
+
   void dtypes() {
-    if (config_.student.dtype == ComputeDtype::kFloat8 &&
+    if (config_.student.dtype == ComputeDtype::kFloat8 && !config_.trains_adapter() &&
         (gives(config_.memory.optimizer, models::StatePlace::kHost) ||
          gives(config_.memory.optimizer, models::StatePlace::kCpu))) {
       fail(

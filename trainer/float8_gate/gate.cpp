@@ -64,19 +64,43 @@ absl::StatusOr<std::vector<data::Batch>> gate_batches(
   return sample_batches(data, micro_batch_size, tokens, mesh);
 }
 
+namespace {
+
+// nullopt: the model has no float8 products, or float8.gate is false.
+absl::StatusOr<std::optional<TeacherError>> measure(
+    const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
+    const models::ModelSource& model, const data::Dataset& data) {
+  if (!model.config.float8.any() || !config.float8.gate) {
+    return std::nullopt;
+  }
+  const auto batches = gate_batches(config, environment, mesh, model.config, data);
+  RETURN_IF_ERROR(sharding::agree(mesh, batches.status())); // the ranks gather weights together from here on
+  const std::vector<models::Float8Products> choices{model.config.float8};
+  const ComparisonOptions options{config.chunks, config.run.progress, config.memory.forward_tile_tokens()};
+  ASSIGN_OR_RETURN(
+      const std::vector<TeacherError> errors, teacher_errors(model, environment, mesh, *batches, choices, options));
+  return errors.front();
+}
+
+} // namespace
+
+absl::StatusOr<std::optional<TeacherError>> measure_base(
+    const config::Config& config, trainer::Environment environment, const sharding::Mesh& mesh,
+    const models::ModelSource& student, const data::Dataset& data) {
+  models::ModelSource base{student.config, student.weights, nullptr};
+  base.config.adapter.reset();
+  environment.teacher_dtype = environment.student_dtype; // in which the compared model computes
+  return measure(config, environment, mesh, base, data);
+}
+
 absl::StatusOr<std::optional<TeacherError>> check_teacher(
     const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
     const models::ModelSource& teacher, const data::Dataset& data) {
-  if (!teacher.config.float8.any() || !config.float8.gate) {
+  ASSIGN_OR_RETURN(const std::optional<TeacherError> measured, measure(config, environment, mesh, teacher, data));
+  if (!measured) {
     return std::nullopt;
   }
-  const auto batches = gate_batches(config, environment, mesh, teacher.config, data);
-  RETURN_IF_ERROR(sharding::agree(mesh, batches.status())); // the ranks gather weights together from here on
-  const std::vector<models::Float8Products> choices{teacher.config.float8};
-  const ComparisonOptions options{config.chunks, config.run.progress, config.memory.forward_tile_tokens()};
-  ASSIGN_OR_RETURN(
-      const std::vector<TeacherError> errors, teacher_errors(teacher, environment, mesh, *batches, choices, options));
-  const TeacherError& error = errors.front();
+  const TeacherError& error = *measured;
   if (const Limits limits = limits_of(config); !limits.hold(error)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "teacher.dtype: float8: expected %s, found %s. Products that stay in the compute dtype bring it down: "

@@ -25,4 +25,10 @@ absl::StatusOr<std::optional<TeacherError>> check_teacher(
     const config::Config& config, const trainer::Environment& environment, const sharding::Mesh& mesh,
     const models::ModelSource& teacher, const data::Dataset& data);
 
+// Measures in the same way what float8 changes in the frozen weights of a student with adapters. There is no limit: the
+// adapters learn what float8 takes. `student`: with or without its adapter, which is left out.
+absl::StatusOr<std::optional<TeacherError>> measure_base(
+    const config::Config& config, trainer::Environment environment, const sharding::Mesh& mesh,
+    const models::ModelSource& student, const data::Dataset& data);
+
 } // namespace distill::float8_gate

@@ -32,7 +32,8 @@ uint64_t sampled_checksum(std::string_view bytes) {
 
 bool belongs_to_model(const fs::path& path) {
   const std::string name = path.filename().string();
-  return path.extension() == ".safetensors" || name == "config.json" || name == "model.safetensors.index.json";
+  return path.extension() == ".safetensors" || name == "config.json" || name == "adapter_config.json" ||
+      name == "model.safetensors.index.json";
 }
 
 } // namespace

@@ -309,15 +309,22 @@ absl::Status save_model(
     return absl::InvalidArgumentError(absl::StrCat(
         "float32, float16 or bfloat16 is expected for saved weights, found ", at::toString(options.dtype)));
   }
+  const auto write = [&](const std::string& folder) { return write_folder(folder, config, units, options); };
+  if (options.in_place) {
+    std::error_code error;
+    std::filesystem::create_directories(target, error);
+    return error ? failed(target, "create", error.message()) : write(target);
+  }
+  return write_model_folder(target, options.replace, write);
+}
+
+absl::Status write_model_folder(
+    const std::string& target, bool replace, const std::function<absl::Status(const std::string& folder)>& write) {
   // An absolute path without a trailing slash, so that its parent can be synced.
   std::error_code error;
   Path path = std::filesystem::absolute(target, error).lexically_normal();
   path = path.has_filename() ? path : path.parent_path();
-  if (options.in_place) {
-    std::filesystem::create_directories(path, error);
-    return error ? failed(path, "create", error.message()) : write_folder(path, config, units, options);
-  }
-  if (std::filesystem::exists(path, error) && !options.replace && !std::filesystem::is_empty(path, error)) {
+  if (std::filesystem::exists(path, error) && !replace && !std::filesystem::is_empty(path, error)) {
     return absl::AlreadyExistsError(absl::StrCat(path.string(), ": exists already"));
   }
   const Path temporary = path.string() + ".tmp";
@@ -327,7 +334,7 @@ absl::Status save_model(
   if (error) {
     return failed(temporary, "create", error.message());
   }
-  RETURN_IF_ERROR(write_folder(temporary, config, units, options));
+  RETURN_IF_ERROR(write(temporary.string()));
   RETURN_IF_ERROR(base::publish_folder(temporary.string(), path.string()));
   guard.keep();
   return absl::OkStatus();

@@ -35,6 +35,11 @@ using UnitFlat = std::function<absl::StatusOr<at::Tensor>(size_t unit)>;
 absl::Status save_model(
     const std::string& target, const models::ModelConfig& config, const UnitFlat& units, const SaveOptions& options);
 
+// Makes a folder: `write` writes and syncs its files in "<target>.tmp", which is then renamed, and removed after an
+// error. AlreadyExists: there is one that is not empty, and `replace` is false.
+absl::Status write_model_folder(
+    const std::string& target, bool replace, const std::function<absl::Status(const std::string& folder)>& write);
+
 // The names of the tokenizer, chat template and generation files in a Hugging Face folder, relative to it. Chat
 // templates that have a name of their own are in additional_chat_templates/.
 std::vector<std::string> tokenizer_files(const std::string& folder);

@@ -7,17 +7,23 @@ namespace distill::metrics {
 TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len) {
   const double hidden = config.hidden_size;
   TokenFlops flops;
+  const auto& adapter = config.adapter;
   flops.matrices = 2 * config.vocab_size * hidden;
-  flops.matrix_gradients = 2 * flops.matrices;
+  const bool frozen_head =
+      adapter && !adapter->trains_whole(config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+  flops.matrix_gradients = (frozen_head ? 1 : 2) * flops.matrices;
   for (int64_t block = 0; block < config.num_layers(); ++block) {
     for (const models::ParamLayout& param : models::block_layout(config, block).params) {
       if (param.is_matrix) {
         const auto elements = static_cast<double>(param.active_numel());
         const double forward = (config.float8.contains(block, param.name) ? 1 : 2) * elements;
         flops.matrices += forward;
-        flops.matrix_gradients += forward + 2 * elements;
+        flops.matrix_gradients += forward + (adapter ? 0 : 2 * elements);
       }
     }
+    const auto adapters = static_cast<double>(models::adapter_numel(config, block));
+    flops.matrices += 2 * adapters;
+    flops.matrix_gradients += 4 * adapters;
     const models::AttentionSpec& attention = config.layer(block).attention;
     flops.attention_causal += 4.0 * static_cast<double>(attention.query_width()) * attention.attended_tokens(seq_len);
   }

@@ -10,8 +10,10 @@ namespace distill::metrics {
 // counts as two. Operations in float8 count half, since a device does twice as many of them in the same time:
 // utilisation is then a share of the time that the device needs at its peak, whatever the precision.
 struct TokenFlops {
-  double matrices = 0; // 2 per matrix parameter that multiplies the token, 1 in float8: blocks and lm_head
-  double matrix_gradients = 0; // of the backward pass: inputs' gradients as above, weights' gradients never in float8
+  // 2 per matrix parameter that multiplies the token, 1 in float8: blocks with their adapters, and lm_head.
+  double matrices = 0;
+  // Of the backward pass: inputs' gradients as above, weights' gradients never in float8, and none of frozen weights.
+  double matrix_gradients = 0;
   double attention_full = 0; // 4 * heads * head_dim * seq_len a layer: the whole square of scores (PaLM's convention)
   double attention_causal = 0; // half of it: the scores that causal attention computes
 

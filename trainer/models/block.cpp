@@ -78,6 +78,15 @@ at::Tensor rows_of(const Tile& tile, const at::Tensor& x_NH) {
   return x_NH.defined() ? x_NH.narrow(0, tile.first, tile.tokens) : x_NH;
 }
 
+// The parameters with which a tile of a block's tokens is computed: what is left out of an adapter's input depends on
+// the token.
+BlockParams params_of(const Tile& tile, BlockParams params) {
+  for (const auto& [name, projection] : params.projections()) {
+    projection->adapter.dropout.first_row += tile.first;
+  }
+  return params;
+}
+
 SublayerInput rows_of(const Tile& tile, SublayerInput input) {
   input.x_NH = rows_of(tile, input.x_NH);
   input.residual_NH = rows_of(tile, input.residual_NH);
@@ -119,7 +128,8 @@ at::Tensor forward_mlp_in_tiles(
   for (const Tile& tile : tiles_of(mid_NH.size(0), context.tile_tokens)) {
     BlockSaved part;
     part.mid_NH = rows_of(tile, mid_NH);
-    const at::Tensor out_NH = forward_mlp(context, params, rows_of(tile, input), tile.first, in_place, part);
+    const at::Tensor out_NH =
+        forward_mlp(context, params_of(tile, params), rows_of(tile, input), tile.first, in_place, part);
     if (!out_NH.is_same(part.mid_NH)) {
       rows_of(tile, y_NH).copy_(out_NH);
     }
@@ -162,12 +172,13 @@ at::Tensor mlp_backward_in_tiles(
   for (const Tile& tile : tiles_of(dy_NH.size(0), context.tile_tokens)) {
     BlockSaved part;
     part.mid_NH = rows_of(tile, input.x_NH);
-    rebuild_mlp(context, params, rows_of(tile, input), part);
+    const BlockParams own = params_of(tile, params);
+    rebuild_mlp(context, own, rows_of(tile, input), part);
     if (context.kind.mlp_norms.after) {
-      norm_of_mlp(context.kind, params, part);
+      norm_of_mlp(context.kind, own, part);
     }
     at::Tensor rows_NH = rows_of(tile, dy_NH);
-    rows_NH.copy_(mlp_backward(context, params, rows_NH, tile.first, part, grads));
+    rows_NH.copy_(mlp_backward(context, own, rows_NH, tile.first, part, grads));
     for (Projection* projection : {&grads.mlp.router, &grads.mlp.gate_up, &grads.mlp.down}) {
       projection->is_new = false; // the next tile adds to the weight's gradient
     }
@@ -234,7 +245,38 @@ BlockParams block_params(const std::function<at::Tensor(const std::string& name)
 
 BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat) {
   TORCH_CHECK(layout.kind == UnitKind::kBlock, "block_params: '", layout.name, "' is not a decoder block");
-  return block_params([&](const std::string& name) { return layout.view(flat, name); });
+  BlockParams params = block_params([&](const std::string& name) { return layout.view(flat, name); });
+  for (const auto& [name, projection] : params.projections()) {
+    Adapter& adapter = projection->adapter;
+    adapter.a_RI = layout.view(flat, absl::StrCat(name, kLoraA));
+    while (const ParamLayout* b = layout.find(absl::StrCat(name, kLoraB, adapter.modules.size()))) {
+      adapter.modules.push_back({layout.view(flat, b->name), b->adapter->first_row, b->adapter->scale});
+    }
+  }
+  return params;
+}
+
+void add_trained(BlockParams& frozen, const BlockParams& trained) {
+  const auto replace = [](at::Tensor& tensor, const at::Tensor& by) { tensor = by.defined() ? by : tensor; };
+  replace(frozen.attn_norm_H, trained.attn_norm_H);
+  replace(frozen.attn_out_norm_H, trained.attn_out_norm_H);
+  replace(frozen.attention.q_norm, trained.attention.q_norm);
+  replace(frozen.attention.k_norm, trained.attention.k_norm);
+  replace(frozen.mlp_norm_H, trained.mlp_norm_H);
+  replace(frozen.mlp_out_norm_H, trained.mlp_out_norm_H);
+  const auto own = trained.projections();
+  for (const auto& [name, projection] : frozen.projections()) {
+    const auto found =
+        std::find_if(own.begin(), own.end(), [&name = name](const auto& entry) { return entry.first == name; });
+    projection->adapter = found->second->adapter;
+  }
+}
+
+void BlockParams::set_dropout(Dropout dropout) {
+  for (const auto& [name, projection] : projections()) {
+    projection->adapter.dropout = dropout;
+    ++dropout.stream;
+  }
 }
 
 std::vector<at::Tensor*> BlockSaved::all() {

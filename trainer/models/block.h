@@ -27,6 +27,9 @@ struct BlockParams {
   MlpParams mlp;
   at::Tensor output_scale; // [1], of a kind whose output is scaled; has no gradient
 
+  // Of a block with adapters whose inputs some elements are left out of: which ones. `dropout`: of the block's first
+  // product; the others take the streams after it.
+  void set_dropout(Dropout dropout);
   // In the order of the block's layout, with their names there.
   std::vector<std::pair<std::string, Projection*>> projections();
   std::vector<std::pair<std::string, const Projection*>> projections() const;
@@ -35,6 +38,9 @@ struct BlockParams {
 BlockParams block_params(const UnitLayout& layout, const at::Tensor& flat);
 // The same of parameters that `find` returns by name; undefined: the block has no such parameter.
 BlockParams block_params(const std::function<at::Tensor(const std::string& name)>& find);
+// Puts what is trained of a frozen block, block_params of a unit of trained_layouts(), beside or in the place of its
+// frozen parameters.
+void add_trained(BlockParams& frozen, const BlockParams& trained);
 
 // The tensors that the forward pass saves for the backward pass. Recomputation, offload and the memory plan read them
 // from this struct alone: a new tensor needs a member here or in a sublayer's struct, its name in all() there, and

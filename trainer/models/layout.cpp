@@ -10,19 +10,6 @@ int64_t align(int64_t elements) {
   return (elements + kParamAlignment - 1) / kParamAlignment * kParamAlignment;
 }
 
-void add_param(
-    UnitLayout& unit, std::string name, std::vector<int64_t> shape, std::vector<ParamPart> parts, double initial = 0) {
-  ParamLayout param;
-  param.name = std::move(name);
-  param.is_matrix = shape.size() > 1;
-  param.shape = std::move(shape);
-  param.offset = unit.numel;
-  param.parts = std::move(parts);
-  param.initial = initial;
-  unit.numel = align(unit.numel + param.numel());
-  unit.params.push_back(std::move(param));
-}
-
 // One parameter that is one Hugging Face tensor.
 void add_param(
     UnitLayout& unit, std::string name, std::vector<int64_t> shape, std::string hf_name, double initial = 0) {
@@ -70,6 +57,19 @@ void add_mlp(UnitLayout& unit, const LayerKind& kind, int64_t hidden, const std:
 }
 
 } // namespace
+
+void add_param(
+    UnitLayout& unit, std::string name, std::vector<int64_t> shape, std::vector<ParamPart> parts, double initial) {
+  ParamLayout param;
+  param.name = std::move(name);
+  param.is_matrix = shape.size() > 1;
+  param.shape = std::move(shape);
+  param.offset = unit.numel;
+  param.parts = std::move(parts);
+  param.initial = initial;
+  unit.numel = align(unit.numel + param.numel());
+  unit.params.push_back(std::move(param));
+}
 
 UnitLayout block_layout(const ModelConfig& config, int64_t index) {
   const LayerKind& kind = config.layer(index);

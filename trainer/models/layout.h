@@ -20,6 +20,12 @@ struct ParamPart {
   int64_t rows = 0;
 };
 
+// Where the product of an adapter's B is added.
+struct AdapterPlace {
+  int64_t first_row = 0; // of the adapted product
+  double scale = 0;
+};
+
 struct ParamLayout {
   std::string name; // within the unit: "qkv", "down", "attn_norm", ...
   std::vector<int64_t> shape;
@@ -33,6 +39,7 @@ struct ParamLayout {
   int64_t groups = 1;
   int64_t groups_per_token = 1;
   std::vector<ParamPart> parts;
+  std::optional<AdapterPlace> adapter; // of an adapter's B
   std::optional<at::ScalarType> stored; // of a packed unit (packed_layout.h); nullopt: the flat buffer's dtype
 
   int64_t numel() const;
@@ -60,7 +67,7 @@ struct UnitLayout {
   std::vector<ParamLayout> params;
 
   bool packed() const {
-    return params.front().stored.has_value();
+    return !params.empty() && params.front().stored.has_value();
   }
 
   const ParamLayout* find(std::string_view param) const; // null: no such parameter
@@ -75,6 +82,10 @@ inline constexpr int64_t kParamAlignment = 64;
 
 // A float8 matrix "down" of a packed unit has its scales in "down.scale".
 inline constexpr const char* kScaleSuffix = ".scale";
+
+// Appends a parameter to a unit. Matrices have two dimensions.
+void add_param(
+    UnitLayout& unit, std::string name, std::vector<int64_t> shape, std::vector<ParamPart> parts, double initial = 0);
 
 // Returns the unit of a decoder block.
 UnitLayout block_layout(const ModelConfig& config, int64_t block);

@@ -4,9 +4,11 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "trainer/models/adapter.h"
 #include "trainer/models/float8_products.h"
 #include "trainer/models/layer_kind.h"
 
@@ -35,6 +37,7 @@ struct ModelConfig {
   std::string dtype = "float32"; // of the stored weights: float32 | float16 | bfloat16
 
   Float8Products float8; // of the run's configuration
+  std::optional<AdapterSpec> adapter; // likewise; nullopt: all of the model is trained, or none of it
 
   int64_t num_layers() const {
     return static_cast<int64_t>(layers.size());

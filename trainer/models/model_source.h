@@ -11,6 +11,7 @@ namespace distill::models {
 struct ModelSource {
   ModelConfig config;
   std::shared_ptr<const WeightSource> weights; // null: weights are not read, as in a simulated run
+  std::shared_ptr<const WeightSource> adapter; // of trained_layouts(), where the model has an adapter
 };
 
 } // namespace distill::models

@@ -1,5 +1,6 @@
 #include "trainer/models/projection.h"
 
+#include "trainer/models/ops/dropout.h"
 #include "trainer/models/ops/glu.h"
 #include "trainer/models/ops/grouped_linear.h"
 #include "trainer/models/ops/linear.h"
@@ -24,6 +25,61 @@ void check_gradient(const Projection& projection, const Projection& gradient) {
       gradient.weight_OI.sizes());
 }
 
+// The input of the adapters' products.
+at::Tensor adapter_input(const Adapter& adapter, const at::Tensor& x_NI) {
+  return adapter.dropout.probability > 0 ? dropout(x_NI, adapter.dropout) : x_NI;
+}
+
+// Calls body(module, first, rank) for each module; [first, first + rank) are its rows of A.
+template <typename Body>
+void for_modules(const Adapter& adapter, const Body& body) {
+  int64_t first = 0;
+  for (const Adapter::Module& module : adapter.modules) {
+    const int64_t rank = module.b_OR.size(1);
+    body(module, first, rank);
+    first += rank;
+  }
+}
+
+// y += scale * (x A^T) B^T in each module's rows.
+void add_adapters(const Adapter& adapter, const at::Tensor& x_NI, at::Tensor& y_NO) {
+  const at::Tensor low_NR = linear_forward(adapter_input(adapter, x_NI), adapter.a_RI);
+  for_modules(adapter, [&](const Adapter::Module& module, int64_t first, int64_t rank) {
+    y_NO.narrow(1, module.first_row, module.b_OR.size(0))
+        .addmm_(low_NR.narrow(1, first, rank), module.b_OR.t(), /*beta=*/1, /*alpha=*/module.scale);
+  });
+}
+
+// The gradient of x A^T: scale * dy B of each module.
+at::Tensor low_gradient(const Adapter& adapter, const at::Tensor& dy_NO) {
+  at::Tensor dlow_NR = at::empty({dy_NO.size(0), adapter.a_RI.size(0)}, dy_NO.options());
+  for_modules(adapter, [&](const Adapter::Module& module, int64_t first, int64_t rank) {
+    dlow_NR.narrow(1, first, rank)
+        .addmm_(
+            dy_NO.narrow(1, module.first_row, module.b_OR.size(0)), module.b_OR, /*beta=*/0, /*alpha=*/module.scale);
+  });
+  return dlow_NR;
+}
+
+void add_adapter_gradients(
+    const Adapter& adapter, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
+  Adapter& own = gradient.adapter;
+  TORCH_CHECK(
+      own.a_RI.sizes() == adapter.a_RI.sizes() && own.modules.size() == adapter.modules.size(),
+      "the gradients of adapters have their shapes: expected A ", adapter.a_RI.sizes(), " and ", adapter.modules.size(),
+      " modules, found ", own.a_RI.sizes(), " and ", own.modules.size());
+  const bool accumulate = !gradient.is_new;
+  const at::Tensor input_NI = adapter_input(adapter, x_NI);
+  const at::Tensor low_NR = linear_forward(input_NI, adapter.a_RI);
+  for_modules(adapter, [&](const Adapter::Module& module, int64_t first, int64_t rank) {
+    const auto index = static_cast<size_t>(&module - adapter.modules.data());
+    linear_backward_weight(
+        dy_NO.narrow(1, module.first_row, module.b_OR.size(0)), low_NR.narrow(1, first, rank).mul(module.scale),
+        own.modules[index].b_OR, accumulate);
+  });
+  linear_backward_weight(low_gradient(adapter, dy_NO), input_NI, own.a_RI, accumulate);
+}
+
 } // namespace
 
 at::Tensor SublayerInput::value() const {
@@ -37,7 +93,9 @@ at::Tensor SublayerInput::gradient(at::Tensor dinput_NH, const at::Tensor& dstre
 
 Operand operand_of(const Projection& projection, const at::Tensor& x_NI) {
   if (projection.is_float8()) {
-    return {{}, float8_rows(x_NI, {.counts = activation_counts(projection)}), x_NI.scalar_type()};
+    return {
+        projection.adapter.exists() ? x_NI : at::Tensor(), float8_rows(x_NI, {.counts = activation_counts(projection)}),
+        x_NI.scalar_type()};
   }
   return {x_NI, {}, x_NI.scalar_type()};
 }
@@ -53,7 +111,7 @@ Operand operand_of(const Projection& projection, SublayerInput& input) {
         ? add_rms_norm_forward_float8_(input.x_NH, input.residual_NH, input.norm_H, input.eps, input.offset)
         : rms_norm_forward_float8(input.x_NH, input.norm_H, input.eps, input.offset);
     input.rstd_N = std::move(norm.rstd_N);
-    return {{}, std::move(norm.y_NH), dtype};
+    return {projection.adapter.exists() ? input.value() : at::Tensor(), std::move(norm.y_NH), dtype};
   }
   RmsNormResult norm = adds
       ? add_rms_norm_forward_(input.x_NH, input.residual_NH, input.norm_H, input.eps, input.offset)
@@ -65,15 +123,21 @@ Operand operand_of(const Projection& projection, SublayerInput& input) {
 Operand operand_of_glu(const Projection& projection, const at::Tensor& gate_up_N2I, Activation activation) {
   const at::ScalarType dtype = gate_up_N2I.scalar_type();
   if (projection.is_float8()) {
-    return {{}, glu_forward_float8(gate_up_N2I, activation, activation_counts(projection)), dtype};
+    return {
+        projection.adapter.exists() ? glu_forward(gate_up_N2I, activation) : at::Tensor(),
+        glu_forward_float8(gate_up_N2I, activation, activation_counts(projection)), dtype};
   }
   return {glu_forward(gate_up_N2I, activation), {}, dtype};
 }
 
 at::Tensor multiply(const Projection& projection, const Operand& operand) {
-  return projection.is_float8()
+  at::Tensor y_NO = projection.is_float8()
       ? float8_linear(operand.float8, float8_weight(projection), operand.dtype, projection.bias_O)
       : linear_forward(operand.values_NI, projection.weight_OI, projection.bias_O);
+  if (projection.adapter.exists()) {
+    add_adapters(projection.adapter, operand.values_NI, y_NO);
+  }
+  return y_NO;
 }
 
 at::Tensor multiply_add(
@@ -87,20 +151,34 @@ at::Tensor multiply_add(
   } else {
     product_add_out(operand.values_NI, projection.weight_OI, residual_NO, y_NO);
   }
+  if (projection.adapter.exists()) {
+    add_adapters(projection.adapter, operand.values_NI, y_NO);
+  }
   return y_NO;
 }
 
 at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO) {
-  return projection.is_float8()
+  at::Tensor dx_NI = projection.is_float8()
       ? float8_linear_backward_input(
             dy_NO, float8_weight(projection), counts_of(projection.float8_counts, Float8Operand::kGradients))
       : linear_backward_input(dy_NO, projection.weight_OI);
+  const Adapter& adapter = projection.adapter;
+  if (!adapter.exists()) {
+    return dx_NI;
+  }
+  const at::Tensor dlow_NR = low_gradient(adapter, dy_NO);
+  return adapter.dropout.probability > 0
+      ? dx_NI.add_(dropout(linear_backward_input(dlow_NR, adapter.a_RI), adapter.dropout))
+      : dx_NI.addmm_(dlow_NR, adapter.a_RI);
 }
 
 void add_weight_gradient(
     const Projection& projection, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI) {
   check_gradient(projection, gradient);
   linear_backward_weight(dy_NO, x_NI, gradient.weight_OI, /*accumulate=*/!gradient.is_new);
+  if (gradient.adapter.exists()) {
+    add_adapter_gradients(projection.adapter, gradient, dy_NO, x_NI);
+  }
 }
 
 void add_bias_gradient(Projection& gradient, const at::Tensor& dy_NO) {

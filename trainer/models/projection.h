@@ -4,13 +4,29 @@
 
 #include "trainer/models/float8_counts.h"
 #include "trainer/models/layer_kind.h"
+#include "trainer/models/ops/dropout.h"
 #include "trainer/models/ops/float8.h"
 
-// One matrix product of a layer: y = x W^T (+ bias). N tokens, I inputs, O outputs, H hidden. Whether the weight is
-// float8, and which kernel makes its input, adds a residual or rounds, is decided here and nowhere else. An adapter
-// (LoRA) would be two more weights of Projection, which multiply(), multiply_add(), input_gradient(),
-// add_weight_gradient() and needs_input() take into account.
+// One matrix product of a layer: y = x W^T (+ bias), and with adapters (adapter.h) + scale * (x A^T) B^T in the rows of
+// each adapted module. N tokens, I inputs, O outputs, H hidden, R the sum of the modules' ranks. Whether the weight is
+// float8, and which kernel makes its input, adds a residual or rounds, is decided here and nowhere else.
 namespace distill::models {
+
+// The adapters of a product's modules.
+struct Adapter {
+  struct Module {
+    at::Tensor b_OR; // of its rows and its rank
+    int64_t first_row = 0; // of the product's
+    double scale = 1;
+  };
+  at::Tensor a_RI; // the modules' A, one below the other; undefined: there is no adapter
+  std::vector<Module> modules;
+  Dropout dropout; // of the input, while the model is trained
+
+  bool exists() const {
+    return a_RI.defined();
+  }
+};
 
 // Views of a unit's flat buffer. The same struct names the parameters' gradients (fp32, or fp64 for fp64). An undefined
 // gradient is not computed.
@@ -19,14 +35,15 @@ struct Projection {
   at::Tensor bias_O; // undefined: none
   at::Tensor scale_O; // of the rows of a float8 weight (ops/float8.h); undefined: the weight is in the compute dtype
   Float8CountsOf float8_counts; // of a model that is trained in float8
-  bool is_new = false; // of a gradient: the weight's is uninitialised, so that it is overwritten instead of added to
+  Adapter adapter;
+  bool is_new = false; // of a gradient: the matrices' are uninitialised, to be overwritten instead of added to
 
   bool is_float8() const {
     return scale_O.defined();
   }
   // Of a gradient: whether add_weight_gradient() reads the product's input.
   bool needs_input() const {
-    return weight_OI.defined();
+    return weight_OI.defined() || adapter.exists();
   }
 };
 
@@ -50,7 +67,7 @@ struct SublayerInput {
 
 // The input of a projection in the form that its product multiplies.
 struct Operand {
-  at::Tensor values_NI; // undefined if the weight is float8
+  at::Tensor values_NI; // undefined if the weight is float8 and has no adapter
   Float8Rows float8; // defined if the weight is float8
   at::ScalarType dtype = at::kFloat; // of the result
 };
@@ -65,9 +82,10 @@ at::Tensor multiply(const Projection& projection, const Operand& operand);
 at::Tensor multiply_add(
     const Projection& projection, const Operand& operand, const at::Tensor& residual_NO, bool in_place = false);
 
-// dy W.
+// dy W, and what the adapters add to it.
 at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO);
-// Adds dy^T x to the weight's gradient, in the compute dtype even if the weight is float8. `gradient`: of `projection`.
+// Adds dy^T x to the weight's gradient, in the compute dtype even if the weight is float8, and to those of the
+// adapters. `gradient`: of `projection`.
 void add_weight_gradient(
     const Projection& projection, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI);
 // Adds the sum of dy over tokens to the bias' gradient.

@@ -5,25 +5,10 @@
 #include "trainer/models/ops/kernel_launch.h"
 #include "trainer/models/ops/normal_kernel.h"
 #include "trainer/models/ops/normal_math.h"
+#include "trainer/models/random_key.h"
 
 namespace distill::models {
 namespace {
-
-uint64_t fnv1a(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-  }
-  return hash;
-}
-
-// Finaliser of splitmix64: neighbouring seeds give unrelated keys.
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
-  return x ^ x >> 31;
-}
 
 class RandomWeights : public WeightSource {
  public:
@@ -39,7 +24,7 @@ class RandomWeights : public WeightSource {
       dst.fill_(piece.param->initial);
       return;
     }
-    const uint64_t key = mix(mix(seed_) ^ fnv1a(piece.part->hf_name));
+    const uint64_t key = random_key(seed_, piece.part->hf_name);
     if (dst.is_cuda()) {
       const NormalArgs args{dst.mutable_data_ptr(), dst.numel(), first, key, scale_, element_type(dst.scalar_type())};
       run_kernel("random weights", launch_normal, args, dst.device());

@@ -31,7 +31,11 @@ at::Tensor final_norm_weight(const UnitLayout& layout, const at::Tensor& flat) {
 }
 
 at::Tensor lm_head_weight(const UnitLayout& layout, const at::Tensor& flat) {
-  return required_view(layout, flat, layout.kind == UnitKind::kTiedEmbeddingHead ? "embedding" : "lm_head");
+  return required_view(layout, flat, lm_head_param(layout.kind));
+}
+
+const char* lm_head_param(UnitKind kind) {
+  return kind == UnitKind::kTiedEmbeddingHead ? "embedding" : "lm_head";
 }
 
 size_t embedding_unit(const std::vector<UnitLayout>& layouts) {

@@ -15,6 +15,8 @@ at::Tensor embedding_weight(const UnitLayout& layout, const at::Tensor& flat);
 // Returns the final norm [H] and lm_head [V, H] of a head unit; with tied embeddings, the lm_head is the embedding.
 at::Tensor final_norm_weight(const UnitLayout& layout, const at::Tensor& flat);
 at::Tensor lm_head_weight(const UnitLayout& layout, const at::Tensor& flat);
+// The name of the lm_head in a head unit: "embedding" in one that is tied.
+const char* lm_head_param(UnitKind kind);
 
 // The indices in `layouts` of the unit with the embedding and of the one with the final norm and head: the same with
 // tied embeddings.

@@ -8,7 +8,9 @@ at::Tensor grad_norm_square(const sharding::ModelShards& model) {
   std::vector<at::Tensor> gradients;
   gradients.reserve(static_cast<size_t>(model.num_units()));
   for (int64_t i = 0; i < model.num_units(); ++i) {
-    gradients.push_back(model.unit(i).gradient);
+    if (model.has(i)) {
+      gradients.push_back(model.unit(i).gradient);
+    }
   }
   return square_sum(gradients);
 }

@@ -23,6 +23,10 @@ struct BlockRecorder::Key {
   std::vector<bool> float8; // by projection: whether it runs in float8
   bool balances = false; // a router's part in the loss
   bool counted = false; // what their rounding loses
+  // By projection: the rows of its adapters' A and of each B, after whether elements of their input are dropped.
+  std::vector<int64_t> adapters;
+  bool trains_weights = false; // backward: whether any weight, and not adapters alone, has a gradient
+  bool trains_norms = false;
 
   bool operator==(const Key&) const = default;
 };
@@ -158,6 +162,12 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
     for (const auto& [name, projection] : params.projections()) {
       key.float8.push_back(projection->is_float8());
       key.counted = key.counted || projection->float8_counts.front().defined();
+      const models::Adapter& adapter = projection->adapter;
+      key.adapters.push_back(adapter.dropout.probability > 0 ? 1 : 0);
+      key.adapters.push_back(adapter.exists() ? adapter.a_RI.size(0) : 0);
+      for (const models::Adapter::Module& module : adapter.modules) {
+        key.adapters.insert(key.adapters.end(), {module.b_OR.size(0), module.b_OR.size(1)});
+      }
     }
     return key;
   };
@@ -180,8 +190,11 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
     const auto products = grads.projections();
     const bool are_new =
         std::any_of(products.begin(), products.end(), [](const auto& product) { return product.second->is_new; });
-    const Key key = key_of(
+    Key key = key_of(
         context, params, dy_NH, /*backward=*/true, !saved.input_only(), saved.attention.out_NQ.defined(), are_new);
+    key.trains_weights = std::any_of(
+        products.begin(), products.end(), [](const auto& product) { return product.second->weight_OI.defined(); });
+    key.trains_norms = grads.attn_norm_H.defined() || grads.mlp_norm_H.defined();
     if (const Recording* recording = find(key)) {
       return recording->replay(simulation, dy_NH, nullptr, saved.all());
     }

@@ -106,7 +106,7 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   prediction.static_bytes = simulation.allocated();
   prediction.static_use = simulation.use().now;
   if (shape.copies()) {
-    prediction.peer_bytes = models.student->bytes() + (config.parallel.shard_teacher ? models.teacher.bytes() : 0);
+    prediction.peer_bytes = models.peer_bytes();
   }
 
   const int64_t micro_batches = std::min<int64_t>(shape.micro_batches, 2);

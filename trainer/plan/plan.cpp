@@ -55,7 +55,7 @@ bool has_room(const Plan& plan) {
 }
 
 Placement placement_of(const RunShape& shape, std::vector<models::StatePlace> places) {
-  const std::vector<models::UnitLayout> layouts = models::unit_layouts(shape.student);
+  const std::vector<models::UnitLayout> layouts = models::trained_layouts(shape.student);
   const auto units = models::places_of_units(places, shape.student.tie_word_embeddings);
   const int64_t parameter = config::state_bytes(shape.config.optimizer);
   Placement placement{std::move(places)};
@@ -97,7 +97,7 @@ void choose_mix(Plan& plan, int64_t host_bytes, BlockRecorder& blocks) {
   Choices choices{.kinds = shape.student.layers, .saved = saved_bytes(shape), .policies = shape.policies};
   if (!plan.automatic_state) {
     choices.placements = {placement_of(shape, shape.places)};
-  } else if (shape.student.float8.any()) {
+  } else if (shape.student.float8.any() && !shape.student.adapter) {
     choices.placements = {placement_of(shape, all_blocks(models::StatePlace::kDevice))};
   } else {
     for (std::vector<models::StatePlace>& places : state_placements(shape.student.num_layers())) {
@@ -166,7 +166,7 @@ void take_most(int64_t& number, int64_t beyond, Plan& plan, int64_t host_bytes, 
 // Counts the pieces in which the state passes through the device.
 int64_t pieces_on_host(const RunShape& shape) {
   const sharding::StateMemory state = shape.state(nullptr);
-  const std::vector<models::UnitLayout> layouts = models::unit_layouts(shape.student);
+  const std::vector<models::UnitLayout> layouts = models::trained_layouts(shape.student);
   std::vector<int64_t> shards; // on the host
   for (size_t unit = 0; unit < layouts.size(); ++unit) {
     if (state.place(static_cast<int64_t>(unit)) == models::StatePlace::kHost) {

@@ -6,6 +6,7 @@
 #include "trainer/plan/attention_time.h"
 #include "trainer/plan/memory_limits.h"
 #include "trainer/plan/plan.h"
+#include "trainer/step/loaded_models.h"
 
 namespace distill::plan {
 namespace {
@@ -115,6 +116,17 @@ std::string category_table(const Plan& plan) {
   return text;
 }
 
+// The weights that adapters belong to; empty: the student has none.
+std::string base_text(const RunShape& shape) {
+  if (!shape.student.adapter) {
+    return "";
+  }
+  const std::string adapters = models::adapter_text(*shape.student.adapter);
+  return trainer::shares_base(shape.config, shape.environment, shape.student, shape.teacher)
+      ? absl::StrCat(adapters, "; one copy of the frozen weights for the student and the teacher")
+      : adapters;
+}
+
 } // namespace
 
 std::string Change::text() const {
@@ -149,6 +161,9 @@ std::vector<std::string> Plan::lines() const {
     lines.emplace_back(
         "memory plan: these are tensors alone; the rss in a step's line is the peak of the whole process, with the "
         "program, its libraries and the pages of files that it has read");
+  }
+  if (const std::string base = base_text(shape); !base.empty()) {
+    lines.push_back("student: " + base);
   }
   lines.push_back(shape.head.description);
   lines.push_back(absl::StrFormat(
@@ -212,6 +227,9 @@ std::string Plan::text() const {
                                      ", which reads %d x %d tokens of its own", shape.config.train.micro_batch_size,
                                      shape.teacher_seq_len())
                                : ""));
+  if (const std::string base = base_text(shape); !base.empty()) {
+    add_row(text, "trained", base);
+  }
   if (const std::string tiles = tiles_text(*this); !tiles.empty()) {
     add_row(text, "MLP of a block", tiles);
   }
@@ -258,6 +276,7 @@ std::string Plan::json() const {
   json["shard"] = shape.shard;
   json["replicate"] = shape.replicate;
   json["shard_teacher"] = shape.config.parallel.shard_teacher;
+  json["one_base"] = trainer::shares_base(shape.config, shape.environment, shape.student, shape.teacher);
   json["gather"] = base::enum_name(shape.config.parallel.gather);
   json["slots"] = shape.config.parallel.slots;
   json["gathers"] = memory.gathers.units;

@@ -56,7 +56,7 @@ absl::StatusOr<RunShape> run_shape(
   shape.config = config;
   shape.student = student;
   shape.teacher = teacher;
-  shape.teacher.set_weights({});
+  shape.teacher.set_sources({});
   shape.environment = target.environment;
   shape.teacher_stream = teacher_stream && teacher.exists();
   RETURN_IF_ERROR(divide_ranks(target, shape));

@@ -123,6 +123,11 @@ double unit_reduce(const RunShape& shape, const Machine& machine, double element
   return seconds;
 }
 
+bool has_frozen_head(const models::ModelConfig& student) {
+  return student.adapter &&
+      !student.adapter->trains_whole(student.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+}
+
 // For each chunk: logits of both models, the row kernel, the two gradient products.
 double head_seconds(const RunShape& shape, const Machine& machine) {
   const auto tokens = static_cast<double>(shape.tokens());
@@ -135,13 +140,14 @@ double head_seconds(const RunShape& shape, const Machine& machine) {
   const auto chunks = static_cast<double>(shape.head.num_chunks(shape.tokens()));
   const auto groups = static_cast<double>(shape.head.num_groups(shape.tokens()));
   const double sides = teacher > 0 ? 2 : 1;
-  const double flops = 2 * tokens * vocab * (3 * hidden + teacher);
+  const bool frozen = has_frozen_head(shape.student); // its gradient is not computed
+  const double flops = 2 * tokens * vocab * ((frozen ? 2 : 3) * hidden + teacher);
   // Reads of the weights are partly hidden by the products.
   constexpr double kWeightsRead = 0.6;
   const double bytes = kWeightsRead * chunks * vocab * (hidden + teacher) * element // for each chunk's logits
       + 2 * sides * tokens * vocab * logit // logits, written and read
-      + 3 * tokens * vocab * element // their gradient, written once, read by two products
-      + groups * vocab * hidden * (element + 8); // weights for d_hidden, d_weight read and written
+      + (frozen ? 2 : 3) * tokens * vocab * element // their gradient, written once, read by the products
+      + groups * vocab * hidden * (element + (frozen ? 0 : 8)); // weights for d_hidden, d_weight read and written
   return flops / machine.matmul_flops + bytes / machine.memory_bytes;
 }
 
@@ -155,10 +161,48 @@ double rounding_seconds(const RunShape& shape, const Machine& machine) {
   const double bytes =
       rounds_gradients(shape) ? 8 - 2 / static_cast<double>(std::max<int64_t>(1, shape.micro_batches)) : 0;
   double parameters = 0;
-  for (const models::UnitLayout& layout : models::unit_layouts(shape.student)) {
+  for (const models::UnitLayout& layout : models::trained_layouts(shape.student)) {
     parameters += static_cast<double>(layout.numel) / static_cast<double>(shape.shard);
   }
   return bytes * parameters / machine.memory_bytes;
+}
+
+// The adapters of a block's products, the mean over the blocks of a kind.
+struct AdapterTime {
+  double forward = 0, backward = 0; // seconds
+  double numel = 0; // of what is trained of a block
+};
+
+AdapterTime adapter_time(const RunShape& shape, const Machine& machine, const ModelRun& run, int64_t kind) {
+  const models::ModelConfig& config = run.config;
+  AdapterTime time;
+  if (!config.adapter) {
+    return time;
+  }
+  const auto tokens = static_cast<double>(run.tokens);
+  const double e = element_bytes(run.dtype);
+  const double dropped = config.adapter->dropout > 0 ? 2 : 0; // times that the input is read or written for it
+  for (const models::UnitLayout& layout : models::trained_layouts(config)) {
+    if (layout.block < 0 || config.layers[static_cast<size_t>(layout.block)] != kind) {
+      continue;
+    }
+    time.numel += static_cast<double>(layout.numel);
+    for (const models::ParamLayout& param : layout.params) {
+      if (!param.is_matrix) {
+        continue;
+      }
+      const auto rows = static_cast<double>(param.shape[0]), columns = static_cast<double>(param.shape[1]);
+      // x A^T, or B's product, which reads what it adds to. Backward, x A^T is made again, and each of the two has
+      // the gradients of its input and of its weight, the first of which is added to another one, or made twice.
+      const double product_seconds = product(machine, tokens, columns, rows, e, e) + machine.launch_seconds;
+      const double weight = product(machine, rows, tokens, columns, e, 8) + machine.launch_seconds;
+      const double added = tokens * e / machine.memory_bytes;
+      time.forward += product_seconds + (param.adapter ? added * rows : added * dropped * columns);
+      time.backward += 2 * product_seconds + weight + (param.adapter ? 0 : added * (1 + 2 * dropped) * columns);
+    }
+  }
+  const auto blocks = static_cast<double>(config.count_of(kind));
+  return {time.forward / blocks, time.backward / blocks, time.numel / blocks};
 }
 
 BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelRun& run, int64_t kind_index) {
@@ -202,8 +246,11 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
     // The gradients of experts' weights are made in the compute dtype, and then added.
     const double weights = other_groups * (2 * e + gradient_traffic) + (param.groups > 1 ? other_groups * 2 * e : 0) +
         in_other_tiles * (e + 8 + 2 * share + (param.groups > 1 ? 2 * e : 0));
-    backward += block_product(at_speed, share, rows, columns, inner, e) +
-        product(at_speed, inner, rows, columns, e, gradient_traffic) + (rounding + weights) / machine.memory_bytes;
+    const double weight_gradient = config.adapter
+        ? 0
+        : product(at_speed, inner, rows, columns, e, gradient_traffic) + weights / machine.memory_bytes;
+    backward += block_product(at_speed, share, rows, columns, inner, e) + weight_gradient +
+        (rounding + (config.adapter ? in_other_tiles * e : 0)) / machine.memory_bytes;
   }
   double down = last + tokens * (3 * ffn + 2 * hidden) * e / machine.memory_bytes;
   if (kind.mlp.experts) {
@@ -214,6 +261,9 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
     backward += 2 * copies + 4 * tokens * ffn * e / machine.memory_bytes;
     down += (visits * hidden + 2 * tokens * ffn) * e / machine.memory_bytes;
   }
+  const AdapterTime adapters = adapter_time(shape, machine, run, kind_index);
+  products += adapters.forward;
+  backward += adapters.backward;
   const AttentionTime attention = attention_time(kind.attention, machine, tokens, run.seq_len);
   const double elementwise = tokens * (2 * hidden + 2 * (query + key_value) + 5 * hidden) * e;
   time.rebuild =
@@ -227,7 +277,7 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
   }
   time.backward = backward + attention.backward +
       tokens * (6 * ffn + 14 * hidden + 4 * qkv) * e / machine.memory_bytes + kKernelsBackward * machine.launch_seconds;
-  time.reduce = unit_reduce(shape, machine, static_cast<double>(layout.numel));
+  time.reduce = unit_reduce(shape, machine, config.adapter ? adapters.numel : static_cast<double>(layout.numel));
   return time;
 }
 
@@ -343,11 +393,12 @@ double teacher_seconds(const RunShape& shape, const Machine& machine) {
 double update_seconds(const RunShape& shape, const Machine& machine) {
   const double element = element_bytes(shape.environment.student_dtype);
   double parameters = 0, float8_parameters = 0;
-  for (const models::UnitLayout& layout : models::unit_layouts(shape.student)) {
+  for (const models::UnitLayout& layout : models::trained_layouts(shape.student)) {
     const double shard = static_cast<double>(layout.numel) / static_cast<double>(shape.shard);
+    const bool in_float8 =
+        layout.kind == models::UnitKind::kBlock && !shape.student.adapter && shape.student.float8.any_of(layout.block);
     parameters += shard;
-    float8_parameters +=
-        layout.kind == models::UnitKind::kBlock && shape.student.float8.any_of(layout.block) ? shard : 0;
+    float8_parameters += in_float8 ? shard : 0;
   }
   const double copy = (shape.ranks() == 1 || shape.copies()) && element < 4 ? element : 0;
   return (parameters * (2 * state_bytes(shape) + 2 * gradient_bytes(shape)) + (parameters - float8_parameters) * copy +
@@ -371,11 +422,10 @@ StepTimer::StepTimer(const RunShape& shape, const Machine& machine, const Gather
   for (size_t kind = 0; kind < student.size(); ++kind) {
     reduces_ += static_cast<double>(shape.student.count_of(static_cast<int64_t>(kind))) * student[kind].reduce;
   }
-  const double tables = shape.student.tie_word_embeddings ? 1 : 2;
-  reduces_ += tables * unit_reduce(shape, machine, static_cast<double>(shape.student.vocab_size) * hidden);
-  for (const models::UnitLayout& unit : models::unit_layouts(shape.student)) {
-    const double numel = static_cast<double>(unit.numel) / static_cast<double>(shape.shard);
-    states_.push_back({numel, unit.kind == models::UnitKind::kBlock});
+  for (const models::UnitLayout& unit : models::trained_layouts(shape.student)) {
+    const bool is_block = unit.kind == models::UnitKind::kBlock;
+    reduces_ += is_block ? 0 : unit_reduce(shape, machine, static_cast<double>(unit.numel));
+    states_.push_back({static_cast<double>(unit.numel) / static_cast<double>(shape.shard), is_block});
   }
 }
 

@@ -2,9 +2,11 @@
 
 #include <filesystem>
 
+#include "data/base/status_macros.h"
 #include "trainer/config/dtypes.h"
+#include "trainer/config/lora.h"
 #include "trainer/hf/model_checksums.h"
-#include "trainer/hf/save_model.h"
+#include "trainer/hf/peft_folder.h"
 #include "trainer/metrics/task_progress.h"
 
 namespace distill::trainer {
@@ -28,15 +30,12 @@ absl::Status check_trained_model(const config::Config& config, const std::string
   return absl::OkStatus();
 }
 
-absl::Status write_student(
-    const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh,
-    const std::string& folder, at::ScalarType dtype, const char* task, bool in_place) {
-  hf::SaveOptions options;
-  options.config_folder = config.student.path;
-  options.tokenizer = config.student.tokenizer;
-  options.dtype = dtype;
-  options.replace = true;
-  options.in_place = in_place;
+namespace {
+
+// Calls `write` on rank 0 with a function that gathers units, one at a time, in which all ranks take part.
+absl::Status write_gathered(
+    const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh, const char* task,
+    const std::function<absl::Status(const hf::UnitFlat&)>& write) {
   int64_t gathered = 0;
   metrics::TaskProgress progress(
       task, student.num_units(), "units", mesh.is_main() ? config.run.progress : config::ProgressStyle::kNone);
@@ -46,7 +45,7 @@ absl::Status write_student(
   };
   absl::Status status;
   if (mesh.is_main()) {
-    status = hf::save_model(folder, student.config(), flat, options);
+    status = write(flat);
   }
   while (gathered < student.num_units()) { // of ranks that do not write, or that remain after a failed write
     flat(static_cast<size_t>(gathered)).IgnoreError();
@@ -54,10 +53,47 @@ absl::Status write_student(
   return sharding::agree(mesh, status);
 }
 
+} // namespace
+
+absl::Status write_student(
+    const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh,
+    const std::string& folder, at::ScalarType dtype, const char* task, bool in_place) {
+  hf::SaveOptions options;
+  options.config_folder = config.student.path;
+  options.tokenizer = config.student.tokenizer;
+  options.dtype = dtype;
+  options.replace = true;
+  options.in_place = in_place;
+  return write_gathered(config, student, mesh, task, [&](const hf::UnitFlat& units) -> absl::Status {
+    models::ModelConfig model = student.config();
+    if (!model.adapter) {
+      return hf::save_model(folder, model, units, options);
+    }
+    model.adapter.reset();
+    ASSIGN_OR_RETURN(auto base, config::open_weights(config.student, model, config.train.seed));
+    const hf::UnitFlat merged = hf::merged_units(student.config(), std::move(base), units);
+    return hf::save_model(folder, model, merged, options);
+  });
+}
+
 absl::Status save_trained_model(
     const config::Config& config, const sharding::ModelShards& student, const sharding::Mesh& mesh) {
-  const at::ScalarType dtype = config::scalar_type(config.checkpoint.model_dtype, student.config());
-  return write_student(config, student, mesh, trained_model_folder(config), dtype, "writing the model");
+  const std::string folder = trained_model_folder(config);
+  constexpr const char* kTask = "writing the model";
+  if (!student.config().adapter || config.lora.merge) {
+    const at::ScalarType dtype = config::scalar_type(config.checkpoint.model_dtype, student.config());
+    return write_student(config, student, mesh, folder, dtype, kTask);
+  }
+  return write_gathered(config, student, mesh, kTask, [&](const hf::UnitFlat& units) -> absl::Status {
+    ASSIGN_OR_RETURN(const hf::PeftConfig peft, config::student_adapter(config));
+    ASSIGN_OR_RETURN(const std::string base, config::base_hash(config.student, config.train.seed));
+    const config::StoredDtype dtype = config.checkpoint.model_dtype;
+    return hf::save_adapter(
+        folder, peft, student.config(), units,
+        {.dtype = dtype == config::StoredDtype::kAuto ? at::kFloat : config::scalar_type(dtype, student.config()),
+         .base = base,
+         .replace = true});
+  });
 }
 
 } // namespace distill::trainer

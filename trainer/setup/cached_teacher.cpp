@@ -201,16 +201,14 @@ teacher_cache::TeacherHead gather_head(
     return {};
   }
   const int64_t unit = teacher.head_unit();
-  const models::UnitLayout& layout = teacher.unit(unit).layout;
   teacher_cache::TeacherHead head;
-  {
-    const at::Tensor flat = teacher.weights(unit);
-    if (keep) {
-      head.lm_head_VG = models::lm_head_weight(layout, flat).cpu();
-      head.final_norm_G = models::final_norm_weight(layout, flat).cpu();
-    }
-  }
-  teacher.release(unit);
+  const auto copy = [&](at::Tensor weight, at::Tensor& kept) {
+    kept = keep ? weight.cpu() : at::Tensor();
+    weight.reset();
+    teacher.release(unit);
+  };
+  copy(teacher.lm_head_weight(), head.lm_head_VG);
+  copy(teacher.final_norm_weight(), head.final_norm_G);
   teacher.retire(unit);
   return head;
 }

@@ -36,9 +36,8 @@ std::string need_text(const DiskNeed& need) {
 } // namespace
 
 DiskNeed disk_need(const config::Config& config, const models::ModelConfig& student, int64_t steps) {
-  const std::vector<models::UnitLayout> layouts = models::unit_layouts(student);
   DiskNeed need;
-  for (const models::UnitLayout& layout : layouts) {
+  for (const models::UnitLayout& layout : models::trained_layouts(student)) {
     need.checkpoint_bytes += layout.numel * config::state_bytes(config.optimizer);
   }
   const int64_t every = config.checkpoint.every;
@@ -47,9 +46,13 @@ DiskNeed disk_need(const config::Config& config, const models::ModelConfig& stud
   need.checkpoints = std::min(periodic + (last ? 1 : 0), config.checkpoint.keep + 1);
   if (config.checkpoint.at_end) {
     const at::ScalarType dtype = config::scalar_type(config.checkpoint.model_dtype, student);
-    need.model_bytes = models::parameter_count(layouts) * static_cast<int64_t>(c10::elementSize(dtype));
+    const bool alone = student.adapter && !config.lora.merge; // the adapters
+    const bool in_fp32 = alone && config.checkpoint.model_dtype == config::StoredDtype::kAuto;
+    need.model_bytes =
+        models::parameter_count(alone ? models::trained_layouts(student) : models::unit_layouts(student)) *
+        (in_fp32 ? 4 : static_cast<int64_t>(c10::elementSize(dtype)));
     // A folder that cannot be read is reported where its weights are opened.
-    if (const auto others = hf::open_other_parts(config.student.path, student); others.ok() && *others) {
+    if (const auto others = hf::open_other_parts(config.student.path, student); !alone && others.ok() && *others) {
       need.model_bytes += (*others)->bytes();
     }
   }

@@ -1,11 +1,14 @@
 #include "trainer/setup/inputs.h"
 
+#include <filesystem>
+
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
+#include "trainer/config/lora.h"
 #include "trainer/config/run_length.h"
-#include "trainer/hf/folder_weights.h"
+#include "trainer/hf/peft_folder.h"
 #include "trainer/metrics/log.h"
-#include "trainer/models/random_weights.h"
+#include "trainer/models/adapter_weights.h"
 #include "trainer/setup/onpolicy_inputs.h"
 #include "trainer/setup/read_model.h"
 #include "trainer/setup/tokenizers.h"
@@ -28,20 +31,63 @@ void log_notes(const hf::Notes& notes) {
   }
 }
 
-absl::StatusOr<std::shared_ptr<const models::WeightSource>> open_weights(
-    const config::ModelSection& section, const models::ModelConfig& model, uint64_t seed, hf::Notes& notes) {
-  if (section.init == config::ModelInit::kRandom && !section.reads_cache()) {
-    return models::random_weights(model, seed);
+// The base that an adapter names. Where its weights can be read, they must be this model's.
+absl::Status check_base(
+    const config::ModelSection& section, const hf::PeftConfig& peft, int64_t seed, hf::Notes& notes) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path named = peft.base, own = section.path;
+  if (peft.base.empty() || fs::weakly_canonical(named, error) == fs::weakly_canonical(own, error)) {
+    return absl::OkStatus();
   }
-  return hf::open_weights(section.folder(), model, &notes);
+  if (fs::exists(named / "config.json", error)) {
+    config::ModelSection other = section;
+    other.path = peft.base;
+    ASSIGN_OR_RETURN(const std::string its, config::base_hash(other, seed));
+    ASSIGN_OR_RETURN(const std::string hash, config::base_hash(section, seed));
+    return its == hash ? absl::OkStatus()
+                       : absl::InvalidArgumentError(absl::StrCat(
+                             section.adapter, "/", hf::kPeftConfig, ": base_model_name_or_path: expected the model in ",
+                             section.path, ", found ", peft.base, ", whose files have other weights"));
+  }
+  if (named.filename() != (own.has_filename() ? own : own.parent_path()).filename()) {
+    notes.push_back(
+        {absl::StrCat(
+             section.adapter, ": its base is called ", peft.base, ", and the model is ", section.path,
+             "; the shapes fit, the weights cannot be compared"),
+         /*is_warning=*/true});
+  }
+  return absl::OkStatus();
+}
+
+// The weights of a model and, where it has one, of its adapter: of section.adapter, or the first values of a new one.
+absl::StatusOr<models::ModelSource> open_model(
+    const config::Config& config, const config::ModelSection& section, models::ModelConfig model, int64_t seed,
+    hf::Notes& notes) {
+  models::ModelSource source{std::move(model), nullptr, nullptr};
+  models::ModelConfig base = source.config;
+  base.adapter.reset();
+  ASSIGN_OR_RETURN(source.weights, config::open_weights(section, base, seed, &notes));
+  if (!source.config.adapter) {
+    return source;
+  }
+  if (section.adapter.empty()) {
+    source.adapter = models::initial_adapter(source.weights, static_cast<uint64_t>(config.train.seed));
+    return source;
+  }
+  ASSIGN_OR_RETURN(const hf::PeftConfig peft, hf::read_peft_config(section.adapter));
+  ASSIGN_OR_RETURN(const std::string hash, config::base_hash(section, seed));
+  ASSIGN_OR_RETURN(source.adapter, hf::open_adapter(section.adapter, source.config, hash));
+  RETURN_IF_ERROR(check_base(section, peft, seed, notes));
+  return source;
 }
 
 absl::StatusOr<models::ModelSource> open_student(const config::Config& config) {
-  models::ModelSource student;
   hf::Notes notes;
-  ASSIGN_OR_RETURN(student.config, read_student(config, &notes));
-  RETURN_IF_ERROR(check_length(config.student, student.config, config.data.seq_len, "data.seq_len"));
-  ASSIGN_OR_RETURN(student.weights, open_weights(config.student, student.config, config.train.seed, notes));
+  ASSIGN_OR_RETURN(models::ModelConfig model, read_student(config, &notes));
+  RETURN_IF_ERROR(check_length(config.student, model, config.data.seq_len, "data.seq_len"));
+  ASSIGN_OR_RETURN(
+      models::ModelSource student, open_model(config, config.student, std::move(model), config.train.seed, notes));
   log_notes(notes);
   return student;
 }
@@ -57,12 +103,12 @@ absl::StatusOr<TeacherSpec> open_teacher(const config::Config& config) {
   RETURN_IF_ERROR(check_length(
       config.teacher, model, longer ? config.data.teacher_seq_len : config.data.seq_len,
       longer ? "data.teacher_seq_len" : "data.seq_len"));
-  std::vector<std::shared_ptr<const models::WeightSource>> weights;
+  std::vector<models::ModelSource> sources;
   for (const models::ModelSource* loaded : teacher.loaded()) {
     ASSIGN_OR_RETURN(
-        weights.emplace_back(), open_weights(config.teacher, loaded->config, config.train.seed + 1, notes));
+        sources.emplace_back(), open_model(config, config.teacher, loaded->config, config.teacher_seed(), notes));
   }
-  teacher.set_weights(weights);
+  teacher.set_sources(sources);
   log_notes(notes);
   return teacher;
 }

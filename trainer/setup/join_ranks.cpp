@@ -73,17 +73,19 @@ absl::Status check_same_inputs(
   }
   absl::Status status =
       sharding::check_equal_on_all_ranks(mesh, "configuration", absl::StrCat(config::dump(config), run));
-  for (const auto& [name, section] : config.models()) {
-    if (!status.ok() || section->folder().empty()) {
-      continue;
+  const auto check = [&](const std::string& key, const std::string& folder) {
+    if (!status.ok() || folder.empty()) {
+      return;
     }
-    const auto files = hf::folder_fingerprint(section->folder());
+    const auto files = hf::folder_fingerprint(folder);
     status = sharding::agree(mesh, files.status());
     if (status.ok()) {
-      const std::string what =
-          absl::StrCat(name, section->reads_cache() ? ".cache" : ".path", " (model files in ", section->folder(), ")");
-      status = sharding::check_equal_on_all_ranks(mesh, what, *files);
+      status = sharding::check_equal_on_all_ranks(mesh, absl::StrCat(key, " (model files in ", folder, ")"), *files);
     }
+  };
+  for (const auto& [name, section] : config.models()) {
+    check(absl::StrCat(name, section->reads_cache() ? ".cache" : ".path"), section->folder());
+    check(absl::StrCat(name, ".adapter"), section->adapter);
   }
   return status.ok() ? sharding::check_equal_on_all_ranks(mesh, "data.train", data) : status;
 }

@@ -1,6 +1,7 @@
 #include "trainer/setup/read_model.h"
 
 #include "data/base/status_macros.h"
+#include "trainer/config/lora.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/router_balance.h"
@@ -57,6 +58,19 @@ absl::Status check_whole_blocks(const models::ModelConfig& config, const std::st
             name, absl::StrJoin(partial, ", ")));
 }
 
+// A backward pass through experts has no product in float8. Of a student with adapters the experts may be exceptions.
+absl::Status check_no_experts(const models::ModelConfig& config, bool trains_all) {
+  for (int64_t block = 0; block < config.num_layers(); ++block) {
+    const bool in_float8 = config.float8.contains(block, "gate_up") || config.float8.contains(block, "down");
+    if (config.layer(block).mlp.experts && (in_float8 || trains_all)) {
+      return absl::InvalidArgumentError(
+          "student.dtype: float8: expected a model without experts, whose gradients have no product in float8, found " +
+          describe_shape(config) + "; set student.dtype: auto");
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Takes the coefficient of the routers' loss from the run's configuration.
 absl::Status set_router_loss(
     const config::ModelSection& section, const std::string& name, models::ModelConfig& config) {
@@ -72,8 +86,9 @@ absl::Status set_router_loss(
   return absl::OkStatus();
 }
 
+// `trains_all`: of a student: it has no adapters.
 absl::StatusOr<models::ModelConfig> read_model(
-    const config::ModelSection& section, const std::string& name, double softcap, hf::Notes* notes) {
+    const config::ModelSection& section, const std::string& name, double softcap, bool trains_all, hf::Notes* notes) {
   const bool with_weights = section.init == config::ModelInit::kPretrained || section.reads_cache();
   ASSIGN_OR_RETURN(
       models::ModelConfig config,
@@ -96,11 +111,9 @@ absl::StatusOr<models::ModelConfig> read_model(
   config.float8 = *std::move(products);
   RETURN_IF_ERROR(check_sizes(config, name));
   if (name == "student") {
-    if (models::router_count(config) > 0) {
-      return absl::InvalidArgumentError(
-          "student.dtype: float8: expected a model without experts, whose gradients have no product in float8, found " +
-          describe_shape(config) + "; set student.dtype: auto");
-    }
+    RETURN_IF_ERROR(check_no_experts(config, trains_all));
+  }
+  if (trains_all) {
     RETURN_IF_ERROR(check_whole_blocks(config, name));
   }
   return config;
@@ -109,11 +122,24 @@ absl::StatusOr<models::ModelConfig> read_model(
 } // namespace
 
 absl::StatusOr<models::ModelConfig> read_student(const config::Config& config, hf::Notes* notes) {
-  return read_model(config.student, "student", config.softcaps.student, notes);
+  const bool has_adapter = config.trains_adapter();
+  ASSIGN_OR_RETURN(
+      models::ModelConfig student,
+      read_model(config.student, "student", config.softcaps.student, /*trains_all=*/!has_adapter, notes));
+  if (has_adapter) {
+    ASSIGN_OR_RETURN(student.adapter, config::resolve_student_adapter(config, student));
+  }
+  return student;
 }
 
 absl::StatusOr<models::ModelConfig> read_teacher_model(const config::Config& config, hf::Notes* notes) {
-  return read_model(config.teacher, "teacher", config.softcaps.teacher, notes);
+  ASSIGN_OR_RETURN(
+      models::ModelConfig teacher,
+      read_model(config.teacher, "teacher", config.softcaps.teacher, /*trains_all=*/false, notes));
+  if (!config.teacher.adapter.empty() && !config.teacher.reads_cache()) {
+    ASSIGN_OR_RETURN(teacher.adapter, config::resolve_teacher_adapter(config, teacher));
+  }
+  return teacher;
 }
 
 absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes* notes) {
@@ -144,7 +170,7 @@ std::string describe_shape(const models::ModelConfig& config) {
           spec.rope ? "" : (spec.window ? " without rope" : "no rope"), config.count_of(static_cast<int64_t>(i)));
     }
   }
-  return text;
+  return config.adapter ? absl::StrCat(text, "; ", models::adapter_text(*config.adapter)) : text;
 }
 
 std::string describe_model(
@@ -153,8 +179,13 @@ std::string describe_model(
   const auto millions = [](int64_t parameters) { return static_cast<double>(parameters) / 1e6; };
   const int64_t all = models::parameter_count(units), active = models::active_parameter_count(units);
   return absl::StrFormat(
-      "%s: %s (%s), %.1f M parameters%s, computes in %s; %s", role, section.path, base::enum_name(section.init),
+      "%s: %s%s (%s), %.1f M parameters%s%s, computes in %s; %s", role, section.path,
+      section.adapter.empty() ? "" : absl::StrCat(" with the adapter ", section.adapter), base::enum_name(section.init),
       millions(all), active < all ? absl::StrFormat(" (%.1f M of them for each token)", millions(active)) : "",
+      config.adapter
+          ? absl::StrFormat(
+                " and %.2f M of adapters", millions(models::parameter_count(models::trained_layouts(config))))
+          : "",
       models::precision_text(config, dtype), describe_shape(config));
 }
 

@@ -26,6 +26,7 @@ GradientSlots::Slot* GradientSlots::find_open(UnitKey key) {
 
 void GradientSlots::make_room(SlotSize size) {
   leave_reducing(SlotSize::kBlock, kReducingBlocks);
+  leave_reducing(SlotSize::kAdapter, kReducingBlocks);
   if (size == SlotSize::kLarge) {
     leave_reducing(SlotSize::kLarge, kReducingLarge);
   }
@@ -126,8 +127,9 @@ void GradientSlots::store(at::Tensor shard, at::Tensor sum, const Reduction& opt
 }
 
 void GradientSlots::finish() {
-  leave_reducing(SlotSize::kBlock, 0);
-  leave_reducing(SlotSize::kLarge, 0);
+  for (const SlotSize size : {SlotSize::kBlock, SlotSize::kAdapter, SlotSize::kLarge}) {
+    leave_reducing(size, 0);
+  }
 }
 
 } // namespace distill::sharding

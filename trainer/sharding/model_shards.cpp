@@ -5,16 +5,21 @@
 
 namespace distill::sharding {
 
-ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options)
-    : config_(std::move(config)), options_(options) {
-  if (options.trainable && config_.float8.any()) {
+ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options, std::shared_ptr<ModelShards> base)
+    : config_(std::move(config)), options_(options), base_(std::move(base)) {
+  TORCH_CHECK(
+      config_.adapter.has_value() == (base_ != nullptr) && (base_ == nullptr || !base_->trainable()),
+      "a model with an adapter has a frozen base, and no other has one");
+  if (options.trainable && base_ == nullptr && config_.float8.any()) {
     TORCH_CHECK(options.state.host == nullptr, "the state of a model that is trained in float8 is on the device");
     float8_ = std::make_unique<Float8Weights>(options.device, options.compute_dtype);
   }
-  for (models::UnitLayout& layout : models::unit_layouts(config_)) {
+  for (models::UnitLayout& layout : models::trained_layouts(config_)) {
     const auto index = static_cast<int64_t>(units_.size());
     UnitShard& unit = units_.emplace_back();
-    unit.layout = options.trainable ? layout : models::packed_layout(layout, config_.float8, options.compute_dtype);
+    unit.layout = options.trainable || base_ != nullptr
+        ? layout
+        : models::packed_layout(layout, config_.float8, options.compute_dtype);
     unit.shard = shard_range(unit.layout.numel, options.rank, options.world_size);
     if (float8_ != nullptr && layout.kind == models::UnitKind::kBlock && config_.float8.any_of(layout.block)) {
       float8_->add(index, unit.layout, unit.shard);
@@ -99,7 +104,10 @@ void ModelShards::load(const models::WeightSource& source, const std::function<v
 }
 
 SlotSize ModelShards::slot_size(int64_t index) const {
-  return units_[index].layout.kind == models::UnitKind::kBlock ? SlotSize::kBlock : SlotSize::kLarge;
+  if (units_[index].layout.kind != models::UnitKind::kBlock) {
+    return SlotSize::kLarge;
+  }
+  return base_ != nullptr ? SlotSize::kAdapter : SlotSize::kBlock;
 }
 
 void ModelShards::use_slots(WeightSlots* weights, GradientSlots* gradients, Accumulation accumulation) {
@@ -118,7 +126,10 @@ void ModelShards::use_slots(WeightSlots* weights, GradientSlots* gradients, Accu
 
 void ModelShards::add_to_plan(SlotPlan& weights) const {
   for (int64_t i = 0; i < num_units(); ++i) {
-    int64_t& bytes = slot_size(i) == SlotSize::kBlock ? weights.block_bytes : weights.large_bytes;
+    const SlotSize slot = slot_size(i);
+    int64_t& bytes = slot == SlotSize::kBlock ? weights.block_bytes
+        : slot == SlotSize::kAdapter          ? weights.adapter_bytes
+                                              : weights.large_bytes;
     const auto size = options_.may_leave_float8 && in_float8(i)
         ? std::max(element_size(i), static_cast<int64_t>(c10::elementSize(options_.compute_dtype)))
         : element_size(i);
@@ -149,31 +160,63 @@ at::Tensor ModelShards::weights(int64_t index) {
   return left_float8_ && float8_->has(index) ? units_[index].master.to(options_.compute_dtype) : units_[index].weights;
 }
 
+bool ModelShards::needs_base(int64_t index) const {
+  return base_ != nullptr &&
+      std::any_of(
+             base_->units_[index].layout.params.begin(), base_->units_[index].layout.params.end(),
+             [&](const models::ParamLayout& param) { return units_[index].layout.find(param.name) == nullptr; });
+}
+
+at::Tensor ModelShards::parameter(int64_t index, const char* name) {
+  at::Tensor own = has(index) ? units_[index].layout.view(weights(index), name) : at::Tensor();
+  const at::Tensor frozen = needs_base(index) ? base_->parameter(index, name) : at::Tensor();
+  own = own.defined() ? own : frozen;
+  TORCH_CHECK(own.defined(), "unit '", units_[index].layout.name, "' has no parameter '", name, "'");
+  return own;
+}
+
 models::BlockParams ModelShards::block_params(int64_t index) {
+  if (base_ != nullptr) {
+    models::BlockParams params = base_->block_params(index);
+    if (has(index)) {
+      models::add_trained(params, models::block_params(units_[index].layout, weights(index)));
+    }
+    return params;
+  }
   const at::Tensor flat = weights(index);
   return in_float8(index) ? float8_->params(index, flat) : models::block_params(units_[index].layout, flat);
 }
 
 void ModelShards::release(int64_t index) {
-  if (weight_slots_ != nullptr) {
+  if (needs_base(index)) {
+    base_->release(index);
+  }
+  if (weight_slots_ != nullptr && has(index)) {
     weight_slots_->release(key(index));
   }
 }
 
 void ModelShards::retire(int64_t index) {
-  if (weight_slots_ != nullptr) {
+  if (needs_base(index)) {
+    base_->retire(index);
+  }
+  if (weight_slots_ != nullptr && has(index)) {
     weight_slots_->retire(key(index));
   }
 }
 
 void ModelShards::prefetch(int64_t index) {
-  if (weight_slots_ != nullptr) {
+  if (needs_base(index)) {
+    base_->prefetch(index);
+  }
+  if (weight_slots_ != nullptr && has(index)) {
     weight_slots_->prefetch(source(index));
   }
 }
 
 UnitGradient ModelShards::gradient(int64_t index) {
   UnitShard& unit = units_[index];
+  TORCH_CHECK(has(index), "nothing of unit ", index, " is trained");
   TORCH_CHECK(!updates_[index].pending, "unit ", index, " has a new gradient before its update was waited for");
   UnitGradient gradient;
   if (gradient_slots_ != nullptr) {
@@ -228,6 +271,9 @@ void ModelShards::zero_all_but_matrices(int64_t index, at::Tensor flat) const {
 }
 
 void ModelShards::reduce(int64_t index, bool last) {
+  if (!has(index)) {
+    return;
+  }
   if (last) {
     hooks_.backward_is_queued(index);
   }
@@ -316,11 +362,14 @@ void ModelShards::add_state(std::vector<device::MemoryPark::Item>& state) const 
     state.push_back({unit.master, device::Category::kMaster});
     state.push_back({unit.gradient, device::Category::kGradients});
   }
+  if (base_ != nullptr) {
+    base_->add_state(state);
+  }
 }
 
 at::Tensor ModelShards::gather_master(int64_t index, Communicator* shard_axis) const {
   const UnitShard& unit = units_[index];
-  if (shard_axis == nullptr) {
+  if (shard_axis == nullptr || !has(index)) {
     return unit.master;
   }
   const at::Tensor part = unit.master.to(options_.device);

@@ -10,6 +10,7 @@
 #include "trainer/models/block.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/ops/rounded_sum.h"
+#include "trainer/models/units.h"
 #include "trainer/models/weight_source.h"
 #include "trainer/sharding/float8_weights.h"
 #include "trainer/sharding/gradient_slots.h"
@@ -77,11 +78,16 @@ struct ShardOptions {
 };
 
 // The units of one model, sharded. The passes over the model ask it for whole units and give them back:
-// weights(u) ... release(u) around every use, gradient(u) ... reduce(u) around every unit's backward.
+// block_params(u) ... release(u) around every use, gradient(u) ... reduce(u) around every unit's backward.
 // On one process a shard is the whole unit, and gathering and reducing are the identity.
+//
+// Of a model with an adapter (models/adapter.h) these units have what is trained alone, and some have nothing; the
+// frozen weights are those of another model, the base, which several may have in common. Whoever asks for parameters
+// gets both.
 class ModelShards {
  public:
-  ModelShards(models::ModelConfig config, const ShardOptions& options);
+  // `base`: the same model without its adapter, frozen; null if the model has none.
+  ModelShards(models::ModelConfig config, const ShardOptions& options, std::shared_ptr<ModelShards> base = nullptr);
 
   // Reads this rank's part of every unit. Without ShardOptions::shard_axis, a rank that holds scales of a packed unit
   // reads all of the rows that they belong to.
@@ -92,6 +98,14 @@ class ModelShards {
 
   const models::ModelConfig& config() const {
     return config_;
+  }
+  // The model whose weights are frozen; null: this model has all of its weights.
+  const std::shared_ptr<ModelShards>& base() const {
+    return base_;
+  }
+  // Whether the unit has parameters of its own, in a model that is trained: whether it is.
+  bool has(int64_t index) const {
+    return !units_[index].layout.params.empty();
   }
   bool trainable() const {
     return options_.trainable;
@@ -134,12 +148,22 @@ class ModelShards {
     return weight_slots_;
   }
 
-  // The whole unit's flat weights, in the compute dtype or packed. Valid until release().
+  // The whole unit's flat weights, in the compute dtype or packed, without those of the base. Valid until release().
   at::Tensor weights(int64_t index);
-  // Adds this rank's tensors of all units, with what they are.
+  // Adds this rank's tensors of all units, with what they are, those of the base included.
   void add_state(std::vector<device::MemoryPark::Item>& state) const;
-  // Returns the weights of a decoder block as its parameters, in whatever form it computes.
+  // Returns the weights of a decoder block as its parameters, in whatever form it computes. Valid until release().
   models::BlockParams block_params(int64_t index);
+  // The token embedding [V, H], the final norm [H] and the lm_head [V, H]. Valid until release() of their unit.
+  at::Tensor embedding_weight() {
+    return parameter(embedding_unit(), "embedding");
+  }
+  at::Tensor final_norm_weight() {
+    return parameter(head_unit(), "final_norm");
+  }
+  at::Tensor lm_head_weight() {
+    return parameter(head_unit(), models::lm_head_param(units_[head_unit()].layout.kind));
+  }
   void release(int64_t index);
   // The unit has been released and is not needed again soon: its slot may free its memory.
   void retire(int64_t index);
@@ -188,11 +212,11 @@ class ModelShards {
 
   // Whether the unit's master weights are in host memory, and so its moments.
   bool state_on_host(int64_t index) const {
-    return models::is_on_host(options_.state.place(index));
+    return has(index) && models::is_on_host(options_.state.place(index));
   }
   // Whether the host updates them there.
   bool updated_by_cpu(int64_t index) const {
-    return options_.state.place(index) == models::StatePlace::kCpu;
+    return has(index) && options_.state.place(index) == models::StatePlace::kCpu;
   }
   // Returns zeros of the unit's shard where its master weights are, for the optimizer's moments.
   at::Tensor zeros_of_state(int64_t index, at::ScalarType dtype) const;
@@ -232,6 +256,10 @@ class ModelShards {
   }
   void refresh_float8();
   SlotSize slot_size(int64_t index) const;
+  // The unit's parameter of this name, of this model or of its base.
+  at::Tensor parameter(int64_t index, const char* name);
+  // Whether a unit has parameters that the base has.
+  bool needs_base(int64_t index) const;
   // Makes every unit's weights, zeros, in memory of this rank alone or in peer memory.
   void allocate_weights();
   UnitSource source(int64_t index);
@@ -249,6 +277,7 @@ class ModelShards {
 
   models::ModelConfig config_;
   ShardOptions options_;
+  std::shared_ptr<ModelShards> base_;
   struct Update {
     Fence done;
     bool pending = false; // the compute stream has not waited for it

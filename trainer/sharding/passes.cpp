@@ -7,14 +7,23 @@
 namespace distill::sharding {
 namespace {
 
+// Gives a block's adapters the elements of their inputs that are left out.
+void set_dropout(models::BlockParams& params, models::Dropout dropout, int64_t block) {
+  constexpr int64_t kStreams = 8; // more than a block has products
+  if (dropout.probability > 0) {
+    dropout.stream = block * kStreams;
+    params.set_dropout(dropout);
+  }
+}
+
 // A walk over gathered shards. `store` and `norm_saved` get what a backward pass needs; null: none follows. `next`: the
-// model whose pass follows, or null. `balance`: of routers that are trained, or null.
+// model whose pass follows, or null. `balance`: of routers that are trained, or null. `dropout`: of adapters that are.
 class ShardsWalk : public UnitWalk {
  public:
   ShardsWalk(
       ModelShards& model, const models::SequenceInfo& seq, const std::vector<models::RopeAngles>& angles,
       const models::BlockFunctions& functions, ModelShards* next, ActivationStore* store,
-      models::FinalNormSaved* norm_saved, models::RouterBalance* balance)
+      models::FinalNormSaved* norm_saved, models::RouterBalance* balance, const models::Dropout& dropout = {})
       : model_(model),
         seq_(seq),
         angles_(angles),
@@ -22,7 +31,8 @@ class ShardsWalk : public UnitWalk {
         next_(next),
         store_(store),
         norm_saved_(norm_saved),
-        balance_(balance) {}
+        balance_(balance),
+        dropout_(dropout) {}
 
  private:
   const models::ModelConfig& config() const override {
@@ -30,8 +40,7 @@ class ShardsWalk : public UnitWalk {
   }
 
   at::Tensor begin_embedding() override {
-    const int64_t unit = model_.embedding_unit();
-    at::Tensor weight_VH = models::embedding_weight(model_.unit(unit).layout, model_.weights(unit));
+    at::Tensor weight_VH = model_.embedding_weight();
     model_.prefetch(model_.block_unit(0));
     return weight_VH;
   }
@@ -46,6 +55,7 @@ class ShardsWalk : public UnitWalk {
 
   void begin_block(int64_t block) override {
     params_ = model_.block_params(model_.block_unit(block));
+    set_dropout(params_, dropout_, block);
     for (int64_t ahead = block + 1; ahead < std::min(num_blocks(), block + 1 + model_.prefetch_depth()); ++ahead) {
       model_.prefetch(model_.block_unit(ahead));
     }
@@ -86,8 +96,7 @@ class ShardsWalk : public UnitWalk {
     if (store_ != nullptr) {
       store_->finish_forward();
     }
-    const int64_t unit = model_.head_unit();
-    return models::final_norm_weight(model_.unit(unit).layout, model_.weights(unit));
+    return model_.final_norm_weight();
   }
 
   at::Tensor run_norm(const at::Tensor& norm_H, const at::Tensor& x_NH) override {
@@ -112,6 +121,7 @@ class ShardsWalk : public UnitWalk {
   ActivationStore* store_;
   models::FinalNormSaved* norm_saved_;
   models::RouterBalance* balance_;
+  models::Dropout dropout_;
   models::BlockParams params_; // of the block that runs
   models::BlockSaved saved_;
 };
@@ -128,7 +138,13 @@ void expect_passes(const std::vector<Pass>& passes) {
     slots = model->weight_slots();
     const int64_t blocks = model->config().num_layers();
     for (int64_t i = 0; i < blocks; ++i) {
-      uses.push_back(model->key(model->block_unit(backward ? blocks - 1 - i : i)));
+      const int64_t unit = model->block_unit(backward ? blocks - 1 - i : i);
+      if (model->base() != nullptr) {
+        uses.push_back(model->base()->key(unit));
+      }
+      if (model->has(unit)) {
+        uses.push_back(model->key(unit));
+      }
     }
   }
   if (slots != nullptr) {
@@ -144,8 +160,7 @@ void prefetch_first(ModelShards& model) {
 }
 
 at::Tensor lm_head(ModelShards& model) {
-  const int64_t unit = model.head_unit();
-  return models::lm_head_weight(model.unit(unit).layout, model.weights(unit));
+  return model.lm_head_weight();
 }
 
 at::Tensor forward_hidden(
@@ -158,22 +173,23 @@ at::Tensor forward_hidden(
       .front();
 }
 
-at::Tensor TrainingPass::forward(const TokenBatch& batch, models::RouterBalance* balance) {
+at::Tensor TrainingPass::forward(
+    const TokenBatch& batch, models::RouterBalance* balance, const models::Dropout& dropout) {
+  dropout_ = dropout;
   angles_ = models::rope_angles(ropes_, batch.seq);
-  return ShardsWalk(model_, batch.seq, angles_, block_, /*next=*/nullptr, &store_, &norm_saved_, balance)
+  return ShardsWalk(model_, batch.seq, angles_, block_, /*next=*/nullptr, &store_, &norm_saved_, balance, dropout_)
       .run({batch.tokens_N})
       .front();
 }
 
 void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last, models::RouterBalance* balance) {
   const int64_t head = model_.head_unit();
-  const models::UnitLayout& head_layout = model_.unit(head).layout;
   at::Tensor dx_NH;
   { // a scope of their own: views keep the large buffers alive
-    at::Tensor norm_gradient = models::final_norm_weight(head_layout, model_.gradient(head).flat);
+    at::Tensor norm_gradient =
+        model_.has(head) ? model_.unit(head).layout.view(model_.gradient(head).flat, "final_norm") : at::Tensor();
     dx_NH = models::final_norm_backward(
-        model_.config(), models::final_norm_weight(head_layout, model_.weights(head)), dhidden_NH, norm_saved_,
-        norm_gradient);
+        model_.config(), model_.final_norm_weight(), dhidden_NH, norm_saved_, norm_gradient);
   }
   norm_saved_ = {};
   dhidden_NH.reset();
@@ -186,7 +202,8 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
   for (int64_t block = model_.config().num_layers() - 1; block >= 0; --block) {
     const int64_t unit = model_.block_unit(block);
     const models::UnitLayout& layout = model_.unit(unit).layout;
-    const models::BlockParams params = model_.block_params(unit);
+    models::BlockParams params = model_.block_params(unit);
+    set_dropout(params, dropout_, block);
     models::BlockSaved saved = store_.take(block);
     for (int64_t ahead = block - 1; ahead >= std::max<int64_t>(0, block - model_.prefetch_depth()); --ahead) {
       model_.prefetch(model_.block_unit(ahead));
@@ -194,7 +211,7 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
     if (block > 0) {
       store_.prefetch(block - 1);
     }
-    const UnitGradient gradient = model_.gradient(unit);
+    const UnitGradient gradient = model_.has(unit) ? model_.gradient(unit) : UnitGradient{};
     models::BlockParams gradients = models::block_params(layout, gradient.flat);
     for (const auto& [name, projection] : gradients.projections()) {
       projection->is_new = gradient.is_new;
@@ -206,9 +223,10 @@ void TrainingPass::backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool
   }
 
   const int64_t embedding = model_.embedding_unit();
-  {
+  const models::UnitLayout& embedding_layout = model_.unit(embedding).layout;
+  if (embedding_layout.find("embedding") != nullptr) {
     const UnitGradient gradient = model_.gradient(embedding);
-    at::Tensor embedding_gradient = models::embedding_weight(model_.unit(embedding).layout, gradient.flat);
+    at::Tensor embedding_gradient = models::embedding_weight(embedding_layout, gradient.flat);
     if (gradient.is_new) { // the op only adds to rows
       embedding_gradient.zero_();
     }

@@ -56,10 +56,13 @@ class TrainingPass {
         block_(std::move(block)),
         store_(std::move(policies), model.options().device, std::move(host)) {}
 
-  // Final hidden states [N, H]. `balance`: of the model's routers; null: it has none.
-  at::Tensor forward(const TokenBatch& batch, models::RouterBalance* balance = nullptr);
-  // Accumulates every unit's gradient, given the gradient of the hidden states. The loss head has accumulated the
-  // lm_head's gradient already. `last`: this is the step's last micro-batch. `balance`: that of the forward pass.
+  // Final hidden states [N, H]. `balance`: of the model's routers; null: it has none. `dropout`: of the inputs of its
+  // adapters, in this pass and in the backward pass; `stream` is not read.
+  at::Tensor forward(
+      const TokenBatch& batch, models::RouterBalance* balance = nullptr, const models::Dropout& dropout = {});
+  // Accumulates the gradient of every unit that is trained, given the gradient of the hidden states. The loss head has
+  // accumulated the lm_head's gradient already. `last`: this is the step's last micro-batch. `balance`: that of the
+  // forward pass.
   void backward(const TokenBatch& batch, at::Tensor dhidden_NH, bool last, models::RouterBalance* balance = nullptr);
 
  private:
@@ -68,6 +71,7 @@ class TrainingPass {
   models::BlockFunctions block_;
   ActivationStore store_;
   std::vector<models::RopeAngles> angles_;
+  models::Dropout dropout_;
   models::FinalNormSaved norm_saved_;
 };
 

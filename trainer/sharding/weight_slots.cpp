@@ -19,6 +19,10 @@ WeightSlots::WeightSlots(at::Device device, Communicator& gather, const SlotPlan
   for (int64_t i = 0; i < plan.block_slots; ++i) {
     block_slots_.emplace_back(at::empty({plan.block_bytes}, options), device);
     device::label(block_slots_.back().bytes, device::Category::kSlots);
+    if (plan.adapter_bytes > 0) {
+      adapter_slots_.emplace_back(at::empty({plan.adapter_bytes}, options), device);
+      device::label(adapter_slots_.back().bytes, device::Category::kSlots);
+    }
   }
   for (int64_t i = 0; i < plan.large_slots; ++i) {
     large_slots_.emplace_back(at::Tensor(), device);
@@ -29,8 +33,12 @@ WeightSlots::ShardFences& WeightSlots::shards_of(const void* model) {
   return shards_.try_emplace(model, ShardFences{Fence(device_), Fence(device_), {}}).first->second;
 }
 
+std::vector<WeightSlots::Slot>& WeightSlots::slots_of(SlotSize size) {
+  return size == SlotSize::kBlock ? block_slots_ : size == SlotSize::kAdapter ? adapter_slots_ : large_slots_;
+}
+
 WeightSlots::Slot* WeightSlots::find(UnitKey key) {
-  for (std::vector<Slot>* slots : {&block_slots_, &large_slots_}) {
+  for (std::vector<Slot>* slots : {&block_slots_, &adapter_slots_, &large_slots_}) {
     for (Slot& slot : *slots) {
       if (slot.key == key) {
         return &slot;
@@ -66,8 +74,8 @@ void WeightSlots::used(UnitKey key) {
 WeightSlots::Slot* WeightSlots::slot_needed_last(SlotSize size) {
   Slot* last = nullptr;
   size_t last_use = 0;
-  for (Slot& slot : size == SlotSize::kBlock ? block_slots_ : large_slots_) {
-    if (slot.in_use) {
+  for (Slot& slot : slots_of(size)) {
+    if (slot.users > 0) {
       continue;
     }
     const size_t use = next_use_of(slot);
@@ -168,9 +176,11 @@ at::Tensor WeightSlots::acquire(const UnitSource& unit) {
           slot != nullptr, "no weight slot is free for unit ", unit.key.unit, ": an earlier unit was not released");
       gather(*slot, unit);
     }
-    slot->events.read_begins();
+    if (slot->users == 0) {
+      slot->events.read_begins();
+    }
   }
-  slot->in_use = true;
+  ++slot->users;
   slot->last_use = ++clock_;
   used(unit.key);
   if (checks_ != nullptr) {
@@ -181,12 +191,13 @@ at::Tensor WeightSlots::acquire(const UnitSource& unit) {
 
 void WeightSlots::release(UnitKey key) {
   Slot* slot = find(key);
-  TORCH_CHECK(slot != nullptr && slot->in_use, "unit ", key.unit, " was released without being acquired");
+  TORCH_CHECK(slot != nullptr && slot->users > 0, "unit ", key.unit, " was released without being acquired");
   if (checks_ != nullptr) {
     checks_->check(key, slot->whole);
   }
-  slot->events.read_ends();
-  slot->in_use = false;
+  if (--slot->users == 0) {
+    slot->events.read_ends();
+  }
 }
 
 void WeightSlots::give_back(Slot& slot) {
@@ -198,8 +209,7 @@ void WeightSlots::give_back(Slot& slot) {
 
 void WeightSlots::retire(UnitKey key) {
   for (Slot& slot : large_slots_) {
-    if (slot.key == key) {
-      TORCH_CHECK(!slot.in_use, "unit ", key.unit, " is retired while it is in use");
+    if (slot.key == key && slot.users == 0) {
       give_back(slot);
     }
   }
@@ -216,16 +226,18 @@ void WeightSlots::invalidate(const void* model) {
   if (checks_ != nullptr) {
     checks_->forget(model);
   }
-  for (Slot& slot : block_slots_) {
-    if (slot.key.model == model) {
-      TORCH_CHECK(!slot.in_use, "unit ", slot.key.unit, " is in use while its weights change");
-      slot.key = {};
-      slot.last_use = 0; // the first slot to be reused
+  for (std::vector<Slot>* slots : {&block_slots_, &adapter_slots_}) {
+    for (Slot& slot : *slots) {
+      if (slot.key.model == model) {
+        TORCH_CHECK(slot.users == 0, "unit ", slot.key.unit, " is in use while its weights change");
+        slot.key = {};
+        slot.last_use = 0; // the first slot to be reused
+      }
     }
   }
   for (Slot& slot : large_slots_) {
     if (slot.key.model == model) {
-      TORCH_CHECK(!slot.in_use, "unit ", slot.key.unit, " is in use while its weights change");
+      TORCH_CHECK(slot.users == 0, "unit ", slot.key.unit, " is in use while its weights change");
       give_back(slot);
     }
   }

@@ -42,6 +42,9 @@ struct GatherCount {
 // announced it; of units whose next use is not known, it takes that of the one that was used least recently. All ranks
 // take the same decisions: they depend only on the order of the calls.
 //
+// A unit that two models' passes use at once, as where one frozen model is the teacher and the base of the student's
+// adapters, is acquired and released by both, and stays until the last of them gives it back.
+//
 // With peer memory, a rank copies the other ranks' shards itself, so it must know that they are written, and the others
 // that it has read them. Written: before the first copy of a model (of a unit, where units are updated one by one)
 // since invalidate(), all ranks meet in an all-reduce of one number on the gather's stream. Read: see
@@ -59,7 +62,7 @@ class WeightSlots {
   at::Tensor acquire(const UnitSource& unit);
   void release(UnitKey key);
   // Announces that the unit, already released, will not be used for long: a large slot frees its memory. Does nothing
-  // if no slot holds the unit.
+  // if no slot holds the unit, or if it has been acquired once more than released.
   void retire(UnitKey key);
   // Announces the blocks that will be used from now on, in this order, and forgets what was announced before. Uses that
   // turn out otherwise cost gathers and are no error.
@@ -75,8 +78,10 @@ class WeightSlots {
 
   // Adds the buffers of gathered blocks.
   void add_state(std::vector<device::MemoryPark::Item>& state) const {
-    for (const Slot& slot : block_slots_) {
-      state.push_back({slot.bytes, device::Category::kSlots});
+    for (const std::vector<Slot>* slots : {&block_slots_, &adapter_slots_}) {
+      for (const Slot& slot : *slots) {
+        state.push_back({slot.bytes, device::Category::kSlots});
+      }
     }
   }
   // The ranks that units are gathered from.
@@ -99,7 +104,7 @@ class WeightSlots {
     at::Tensor bytes; // uint8; a large slot's is undefined while it is empty
     at::Tensor whole; // the part in use, in the unit's dtype
     UnitKey key;
-    bool in_use = false;
+    int64_t users = 0; // that have acquired the unit and not released it
     uint64_t last_use = 0;
     SlotEvents events;
 
@@ -112,6 +117,7 @@ class WeightSlots {
   // Returns next_use() of the unit in a slot; a prefetched unit that was not announced is needed at once.
   size_t next_use_of(const Slot& slot) const;
 
+  std::vector<Slot>& slots_of(SlotSize size);
   Slot* find(UnitKey key);
   // Returns the slot not in use whose unit is needed last; null if all are in use.
   Slot* slot_needed_last(SlotSize size);
@@ -135,7 +141,7 @@ class WeightSlots {
   ShardFences& shards_of(const void* model);
   std::map<const void*, ShardFences> shards_;
   at::Tensor meeting_; // fp32 [1]: the number that is all-reduced
-  std::vector<Slot> block_slots_, large_slots_;
+  std::vector<Slot> block_slots_, adapter_slots_, large_slots_;
   int64_t prefetch_;
   uint64_t clock_ = 0;
   std::vector<UnitKey> expected_;

@@ -1,5 +1,7 @@
 #include "trainer/step/loaded_models.h"
 
+#include <algorithm>
+
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/config/dtypes.h"
@@ -33,7 +35,17 @@ sharding::SlotOptions slot_options(const config::Config& config, const Environme
 } // namespace
 
 absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
-    const Environment& environment, const ModelSource& source, Role role, LoadOptions load) {
+    const Environment& environment, const ModelSource& source, Role role, LoadOptions load,
+    std::shared_ptr<sharding::ModelShards> base) {
+  const bool has_adapter = source.config.adapter.has_value();
+  if (has_adapter && base == nullptr) {
+    ModelSource frozen{source.config, source.weights, nullptr};
+    frozen.config.adapter.reset();
+    LoadOptions load_base = load;
+    load_base.state = {};
+    const Role frozen_role = role == Role::kStudent ? Role::kFrozenStudent : role;
+    ASSIGN_OR_RETURN(base, load_model(environment, frozen, frozen_role, std::move(load_base)));
+  }
   sharding::ShardOptions options;
   options.device = environment.device;
   options.compute_dtype = role == Role::kTeacher ? environment.teacher_dtype : environment.student_dtype;
@@ -42,15 +54,63 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
   options.world_size = load.shard_size;
   options.state = std::move(load.state);
   options.gradient_dtype = load.gradient_dtype;
-  options.may_leave_float8 = load.may_leave_float8;
+  options.may_leave_float8 = load.may_leave_float8 && !has_adapter;
   options.peers = load.peers;
   options.shard_axis = load.shard_axis;
   const device::LabelScope label(role == Role::kTeacher ? device::Category::kTeacher : device::Category::kStudent);
-  auto model = std::make_unique<sharding::ModelShards>(source.config, options);
-  if (source.weights != nullptr) {
-    RETURN_IF_ERROR(load_weights(*model, *source.weights, role, load));
+  auto model = std::make_unique<sharding::ModelShards>(source.config, options, std::move(base));
+  const std::shared_ptr<const models::WeightSource>& weights = has_adapter ? source.adapter : source.weights;
+  if (weights != nullptr) {
+    RETURN_IF_ERROR(load_weights(*model, *weights, role, load));
   }
   return model;
+}
+
+bool shares_base(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& student,
+    const TeacherSpec& teacher) {
+  // The folder describes everything of the weights but their precision.
+  return student.adapter && teacher.exists() && !teacher.rows() && config.same_folder() &&
+      environment.student_dtype == environment.teacher_dtype && student.float8 == teacher.model().config.float8;
+}
+
+absl::StatusOr<std::shared_ptr<sharding::ModelShards>> load_shared_base(
+    const config::Config& config, const Environment& environment, const ModelSource& student,
+    const TeacherSpec& teacher, const LoadOptions& load) {
+  if (!shares_base(config, environment, student.config, teacher)) {
+    return nullptr;
+  }
+  ModelSource frozen{student.config, student.weights, nullptr};
+  frozen.config.adapter.reset();
+  return load_model(environment, frozen, Role::kTeacher, load);
+}
+
+std::vector<absl::StatusOr<std::shared_ptr<sharding::ModelShards>>> load_teacher(
+    const Environment& environment, const TeacherSpec& teacher, const LoadOptions& load,
+    const std::shared_ptr<sharding::ModelShards>& base) {
+  std::vector<absl::StatusOr<std::shared_ptr<sharding::ModelShards>>> models;
+  for (const ModelSource* model : teacher.loaded()) {
+    if (base != nullptr && !model->config.adapter) {
+      models.emplace_back(base);
+    } else {
+      models.emplace_back(load_model(environment, *model, Role::kTeacher, load, base));
+    }
+  }
+  return models;
+}
+
+int64_t LoadedModels::peer_bytes() const {
+  std::vector<const sharding::ModelShards*> models{student.get(), student->base().get()};
+  for (const auto& model : teacher.weights) {
+    models.insert(models.end(), {model.get(), model->base().get()});
+  }
+  std::sort(models.begin(), models.end());
+  models.erase(std::unique(models.begin(), models.end()), models.end());
+  int64_t bytes = 0;
+  for (const sharding::ModelShards* model : models) {
+    bytes += model != nullptr && model->options().peers != nullptr ? model->bytes() : 0;
+  }
+  return bytes;
 }
 
 LoadOptions load_options(const config::Config& config, const sharding::Mesh& mesh, bool whole) {
@@ -74,18 +134,18 @@ absl::StatusOr<LoadedModels> load_models(
   student_load.state = std::move(state);
   student_load.gradient_dtype = config::scalar_type(config.optimizer.gradients);
   student_load.may_leave_float8 = config.float8.shadow_every > 0;
+  const LoadOptions teacher_load = load_options(config, mesh, !parallel.shard_teacher);
+  auto shared = load_shared_base(config, environment, student, teacher, teacher_load);
+  RETURN_IF_ERROR(sharding::agree(mesh, shared.status()));
+  const std::shared_ptr<sharding::ModelShards> base = *std::move(shared);
   // Both are read before either is judged, so that one error names the tensors of both.
-  auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load));
-  std::vector<absl::StatusOr<std::unique_ptr<sharding::ModelShards>>> loaded_teacher;
-  for (const ModelSource* model : teacher.loaded()) {
-    loaded_teacher.push_back(
-        load_model(environment, *model, Role::kTeacher, load_options(config, mesh, !parallel.shard_teacher)));
-  }
+  auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load), base);
+  auto loaded_teacher = load_teacher(environment, teacher, teacher_load, base);
   base::ProblemList problems;
   LoadedModels models;
   models.student = problems.take(std::move(loaded_student)).value_or(nullptr);
   models.teacher.spec = teacher;
-  models.teacher.spec.set_weights({}); // they have been read, and the files need not stay mapped
+  models.teacher.spec.set_sources({}); // they have been read, and the files need not stay mapped
   std::vector<sharding::ModelShards*> sharded_teacher;
   for (auto& model : loaded_teacher) {
     models.teacher.weights.push_back(problems.take(std::move(model)).value_or(nullptr));

@@ -41,14 +41,33 @@ LoadOptions load_options(const config::Config& config, const sharding::Mesh& mes
 
 // This rank's shards of one model on the environment's device. InvalidArgument names the tensors whose weights are not
 // finite.
+// `base`: of a model with an adapter, its frozen weights, if they are loaded already.
 absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
-    const Environment& environment, const ModelSource& source, Role role, LoadOptions load = {});
+    const Environment& environment, const ModelSource& source, Role role, LoadOptions load = {},
+    std::shared_ptr<sharding::ModelShards> base = nullptr);
+
+// Whether the frozen base of the student's adapters is the teacher, or the base of the teacher's adapter: the same
+// folder, in the same dtype. Its weights are then loaded once.
+bool shares_base(
+    const config::Config& config, const Environment& environment, const models::ModelConfig& student,
+    const TeacherSpec& teacher);
+// Loads those weights; null: they are not shared.
+absl::StatusOr<std::shared_ptr<sharding::ModelShards>> load_shared_base(
+    const config::Config& config, const Environment& environment, const ModelSource& student,
+    const TeacherSpec& teacher, const LoadOptions& load);
+// Loads the models of a teacher, of which `base` is one, or the base of one, unless it is null.
+std::vector<absl::StatusOr<std::shared_ptr<sharding::ModelShards>>> load_teacher(
+    const Environment& environment, const TeacherSpec& teacher, const LoadOptions& load,
+    const std::shared_ptr<sharding::ModelShards>& base);
 
 // Both models of a training run on this rank, and the slots that their gathered units pass through.
 struct LoadedModels {
   sharding::SlotSet slots;
   std::unique_ptr<sharding::ModelShards> student;
   LoadedTeacher teacher;
+
+  // The bytes of this rank's weights that other ranks copy out of peer memory.
+  int64_t peer_bytes() const;
 };
 
 // Loads both models; `state` is the student's, and errors are those of load_model. Units are gathered by copies if the

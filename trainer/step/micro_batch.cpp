@@ -64,11 +64,11 @@ at::Tensor MicroBatchRunner::run_head(
   for (Prediction& prediction : predictions) {
     prediction.head = {}; // drops the views of the heads' units
   }
+  teacher_->release(); // first: a head that is the student's too stays in its slot
   student_.release(student_.head_unit());
   if (grads == nullptr) { // with gradients, the backward pass needs the unit once more
     student_.retire(student_.head_unit());
   }
-  teacher_->release();
   return metrics_MN;
 }
 
@@ -79,9 +79,10 @@ at::Tensor MicroBatchRunner::head_with_gradients(
   losses::LinearHeadGrads grads;
   grads.hidden_NH = at::empty_like(hidden_NH);
   device::label(grads.hidden_NH, device::Category::kHidden);
-  {
+  if (student_.has(head)) {
     const sharding::UnitGradient gradient = student_.gradient(head);
-    grads.weight_VH = models::lm_head_weight(student_.unit(head).layout, gradient.flat);
+    const models::UnitLayout& layout = student_.unit(head).layout;
+    grads.weight_VH = layout.view(gradient.flat, models::lm_head_param(layout.kind)); // undefined: frozen
     grads.accumulate = !gradient.is_new;
   }
   grads.grad_scale = grad_scale;
@@ -90,7 +91,7 @@ at::Tensor MicroBatchRunner::head_with_gradients(
 }
 
 // The teacher runs first, while the student's activations do not exist yet.
-void MicroBatchRunner::train(const data::Batch& batch, Sums& sums, bool last) {
+void MicroBatchRunner::train(const data::Batch& batch, Sums& sums, int64_t first_sequence, bool last) {
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   const std::vector<sharding::Pass> predicting = teacher_->passes();
   std::vector<sharding::Pass> passes = predicting;
@@ -105,7 +106,11 @@ void MicroBatchRunner::train(const data::Batch& batch, Sums& sums, bool last) {
     routers.emplace(student_.config(), sums.routers, real_N, count, sums.router_scale);
   }
   models::RouterBalance* balance = routers ? &*routers : nullptr;
-  at::Tensor hidden_NH = pass_.forward(tokens, balance);
+  models::Dropout dropout;
+  if (const auto& adapter = student_.config().adapter) {
+    dropout = {adapter->dropout, adapter->seed, sums.step, /*stream=*/0, first_sequence * tokens.seq.seq_len};
+  }
+  at::Tensor hidden_NH = pass_.forward(tokens, balance, dropout);
   if (routers) {
     routers->finish_forward();
   }

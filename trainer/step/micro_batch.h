@@ -40,9 +40,11 @@ class MicroBatchRunner {
     double scale = 0; // of the sum of the tokens' losses
     at::Tensor routers; // models::RouterSum, of a student with experts
     double router_scale = 0; // of the routers' loss
+    int64_t step = 0; // its number, by which a student's adapters drop elements
   };
   // Accumulates the gradients into the student's units. `last`: this is the step's last micro-batch.
-  void train(const data::Batch& batch, Sums& sums, bool last);
+  // `first_sequence`: of the batch, among the sequences of the whole step.
+  void train(const data::Batch& batch, Sums& sums, int64_t first_sequence, bool last);
   // Computes the same losses without gradients, and all metrics, whatever loss.metrics is. `tokens_MN`: gets those of
   // each of the batch's N tokens.
   void evaluate(const data::Batch& batch, at::Tensor& sums_M, at::Tensor* tokens_MN = nullptr);

@@ -62,9 +62,11 @@ void TrainStep::accumulate_gradients(const GlobalBatch& batch, MicroBatchRunner:
   // The routers' loss is the mean of those of the global batch's micro-batches.
   sums.router_scale = models_.student->config().router_aux_loss /
       static_cast<double>(mesh_.samples_together(static_cast<int64_t>(batch.micro_batches.size())));
+  const int64_t sequences = config_.train.micro_batch_size;
   for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
     const bool last = i + 1 == batch.micro_batches.size();
-    micro_.train(batch.micro_batches[i], sums, last);
+    const int64_t together = mesh_.samples_together(sequences); // ranks read next to each other (RunBatches)
+    micro_.train(batch.micro_batches[i], sums, mesh_.own_first(static_cast<int64_t>(i) * together, sequences), last);
     if (!last) {
       micro_.prefetch_first();
     }
@@ -130,7 +132,8 @@ at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
   accumulate_gradients(
       batch,
       {.metrics_M = numbers.narrow(0, 0, losses::kNumTokenMetrics),
-       .routers = numbers.narrow(0, kStepNumbers, router_sums)});
+       .routers = numbers.narrow(0, kStepNumbers, router_sums),
+       .step = options.step});
   micro_.begin(metrics::Phase::kOptimizer);
   reduce_gradients(options.more);
   add_float8_numbers(numbers, shadow);

@@ -59,15 +59,8 @@ class Teacher {
 // A teacher with its weights.
 struct LoadedTeacher {
   TeacherSpec spec;
-  std::vector<std::unique_ptr<sharding::ModelShards>> weights; // one for each of spec.loaded()
-
-  int64_t bytes() const { // of the weights, on this rank's device
-    int64_t bytes = 0;
-    for (const auto& model : weights) {
-      bytes += model->bytes();
-    }
-    return bytes;
-  }
+  // One for each of spec.loaded(). A frozen base that the student's adapters have, too, is in memory once.
+  std::vector<std::shared_ptr<sharding::ModelShards>> weights;
 };
 
 // `teacher` outlives the result. `block`: the functions that run a decoder block.

@@ -25,8 +25,9 @@ class TeacherSpec {
   static TeacherSpec cached(models::ModelSource model, const teacher_cache::RowFormat& rows, std::string folder = "");
 
   // Where the weights of loaded() are read from, one for each; an empty list: nowhere.
-  void set_weights(const std::vector<std::shared_ptr<const models::WeightSource>>& weights) {
-    model_.weights = weights.empty() ? nullptr : weights.front();
+  void set_sources(const std::vector<models::ModelSource>& sources) {
+    model_.weights = sources.empty() ? nullptr : sources.front().weights;
+    model_.adapter = sources.empty() ? nullptr : sources.front().adapter;
   }
 
   bool exists() const {

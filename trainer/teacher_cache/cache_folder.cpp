@@ -137,6 +137,10 @@ absl::StatusOr<Manifest> read_manifest(const std::string& folder) {
 
 absl::StatusOr<base::Digest> teacher_hash(const config::Config& config) {
   ASSIGN_OR_RETURN(std::string text, hf::folder_fingerprint(config.teacher.path));
+  if (!config.teacher.adapter.empty()) {
+    ASSIGN_OR_RETURN(const std::string adapter, hf::folder_fingerprint(config.teacher.adapter));
+    absl::StrAppend(&text, "with the adapter\n", adapter);
+  }
   if (config.teacher.init == config::ModelInit::kRandom) {
     absl::StrAppend(&text, "random from seed ", config.train.seed, "\n");
   }

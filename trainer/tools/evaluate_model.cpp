@@ -34,10 +34,11 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kEvaluate));
   RETURN_IF_ERROR(check_cache_head(config));
   const LoadOptions load{.progress = config.run.progress};
-  ASSIGN_OR_RETURN(const auto student, load_model(environment, inputs.student, Role::kFrozenStudent, load));
+  ASSIGN_OR_RETURN(const auto base, load_shared_base(config, environment, inputs.student, inputs.teacher, load));
+  ASSIGN_OR_RETURN(const auto student, load_model(environment, inputs.student, Role::kFrozenStudent, load, base));
   LoadedTeacher teacher{inputs.teacher, {}};
-  for (const models::ModelSource* model : teacher.spec.loaded()) {
-    ASSIGN_OR_RETURN(teacher.weights.emplace_back(), load_model(environment, *model, Role::kTeacher, load));
+  for (auto& model : load_teacher(environment, teacher.spec, load, base)) {
+    ASSIGN_OR_RETURN(teacher.weights.emplace_back(), std::move(model));
   }
   const launch::StopSignal stop("ending the evaluation without a result, then exit code 1");
   const auto start = std::chrono::steady_clock::now();

@@ -188,7 +188,7 @@ class RowReader {
 
   std::vector<Prediction> of_hidden(const at::Tensor& rows_RW) {
     const int64_t unit = teacher_->head_unit();
-    const at::Tensor lm_head_VG = models::lm_head_weight(teacher_->unit(unit).layout, teacher_->weights(unit));
+    const at::Tensor lm_head_VG = teacher_->lm_head_weight();
     const at::Tensor hidden_RG = teacher_cache::decode(format_, rows_RW, at::kFloat);
     std::vector<Prediction> predictions;
     for (int64_t row = 0; row < rows_RW.size(0); ++row) { // one at a time: a large vocabulary has large logits

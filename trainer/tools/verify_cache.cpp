@@ -85,7 +85,7 @@ class Recomputation {
     inputs.targets_N = copy_to_device(batch.targets_BS.flatten().index_select(0, places_R), device);
     inputs.valid_tokens = batch.valid_tokens;
     const int64_t unit = teacher_.head_unit();
-    inputs.weight_VH = models::lm_head_weight(teacher_.unit(unit).layout, teacher_.weights(unit));
+    inputs.weight_VH = teacher_.lm_head_weight();
     if (rows_.is_sparse()) {
       compare_tokens(inputs, hidden_RG, stored_RW, difference);
     } else {

@@ -35,6 +35,21 @@ TEST(FlopsTest, AFloat8OperationCountsHalf) {
       step_flops_per_token(flops, {}, /*causal=*/true), 3 * plain - (blocks - down) + 3 * flops.attention_causal);
 }
 
+TEST(TokenFlops, FrozenWeightsHaveNoGradients) {
+  models::ModelConfig config = models::llama_like({.vocab = 100, .hidden = 16, .ffn = 32});
+  const double plain = token_flops(config, 64).matrices, head = 2.0 * 100 * 16;
+  models::AdapterSpec adapter;
+  adapter.modules.push_back({0, "down", "model.layers.0.mlp.down_proj", 0, 16, /*rank=*/3, 1});
+  config.adapter = adapter;
+  const double low = 2.0 * 3 * (16 + 32);
+  TokenFlops flops = token_flops(config, 64);
+  EXPECT_DOUBLE_EQ(flops.matrices, plain + low);
+  EXPECT_DOUBLE_EQ(flops.matrix_gradients, plain + 2 * low);
+  config.adapter->whole = {"lm_head.weight"};
+  flops = token_flops(config, 64);
+  EXPECT_DOUBLE_EQ(flops.matrix_gradients, plain + head + 2 * low);
+}
+
 TEST(TokenFlops, OfExpertsCountsThoseThatATokenVisits) {
   models::LayerKind kind;
   kind.mlp.experts = models::ExpertsSpec{.count = 128, .per_token = 8};

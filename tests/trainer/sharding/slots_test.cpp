@@ -97,12 +97,28 @@ TEST_F(WeightSlotsTest, UseOutOfOrderIsAnError) {
   const at::Tensor shard = at::ones({kShard});
   EXPECT_THROW(slots_.release(block(1, shard).key), c10::Error);
   slots_.acquire(block(1, shard));
-  EXPECT_THROW(slots_.acquire(block(1, shard)), c10::Error); // already in use
   EXPECT_THROW(slots_.invalidate(&model_a), c10::Error);
   slots_.acquire(block(2, shard));
   EXPECT_THROW(slots_.acquire(block(3, shard)), c10::Error); // both slots are in use
-  slots_.acquire(large(0, shard));
-  EXPECT_THROW(slots_.retire(large(0, shard).key), c10::Error);
+}
+
+TEST_F(WeightSlotsTest, AUnitStaysUntilEachOfItsUsersHasReleasedIt) {
+  const at::Tensor shard = at::ones({kShard});
+  const UnitSource head = large(0, shard);
+  const at::Tensor first = slots_.acquire(head), second = slots_.acquire(head);
+  EXPECT_TRUE(first.is_alias_of(second));
+  EXPECT_EQ(slots_.gathered().units, 1);
+  slots_.retire(head.key); // of one of the two
+  slots_.release(head.key);
+  EXPECT_THROW(slots_.invalidate(&model_a), c10::Error);
+  slots_.release(head.key);
+  EXPECT_THROW(slots_.release(head.key), c10::Error);
+  slots_.acquire(head);
+  EXPECT_EQ(slots_.gathered().units, 1);
+  slots_.release(head.key);
+  slots_.retire(head.key);
+  slots_.acquire(head);
+  EXPECT_EQ(slots_.gathered().units, 2);
 }
 
 TEST_F(WeightSlotsTest, AWriteIntoASlotBetweenForwardAndBackwardIsFound) {

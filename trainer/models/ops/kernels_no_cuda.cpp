@@ -1,5 +1,6 @@
 #include "trainer/models/ops/attention_scores_kernel.h"
 #include "trainer/models/ops/combine_kernel.h"
+#include "trainer/models/ops/dropout_kernel.h"
 #include "trainer/models/ops/embedding_kernel.h"
 #include "trainer/models/ops/float8_kernel.h"
 #include "trainer/models/ops/glu_kernel.h"
@@ -93,6 +94,10 @@ const char* launch_combine(const CombineArgs&, CUstream_st*) {
 }
 
 const char* launch_group_gradient(const GroupGradientArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_dropout(const DropoutArgs&, CUstream_st*) {
   return kNoKernels;
 }
 

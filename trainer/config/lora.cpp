@@ -1,0 +1,104 @@
+#include "trainer/config/lora.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "data/base/checksum.h"
+#include "data/base/status_macros.h"
+#include "trainer/hf/fingerprint.h"
+#include "trainer/hf/folder_weights.h"
+#include "trainer/models/random_weights.h"
+
+namespace distill::config {
+namespace {
+
+// Module names have none of these.
+bool is_expression(const std::string& text) {
+  return text.find_first_of("*+?()[]{}|\\^$") != std::string::npos;
+}
+
+// The text of student.lora.targets as peft has it: a list of names, one regular expression, or all-linear.
+absl::Status add_targets(const std::vector<std::string>& texts, hf::PeftConfig& peft) {
+  for (const std::string& text : texts) {
+    if (text == "all-linear") {
+      peft.all_linear = true;
+    } else if (is_expression(text)) {
+      peft.targets.expression = text;
+    } else {
+      peft.targets.names.push_back(text);
+    }
+  }
+  const bool alone = texts.size() == 1 || peft.targets.names.size() == texts.size();
+  return alone ? absl::OkStatus()
+               : absl::InvalidArgumentError(
+                     "student.lora.targets: expected names of modules, or all-linear alone, or one regular expression "
+                     "alone, found several of these");
+}
+
+absl::StatusOr<models::AdapterSpec> resolve(
+    const hf::PeftConfig& peft, const models::ModelConfig& model, const std::string& folder) {
+  models::ModelConfig plain = model;
+  plain.adapter.reset();
+  return folder.empty()
+      ? hf::resolve_adapter(peft, plain, "student.lora", /*each_name=*/true)
+      : hf::resolve_adapter(peft, plain, absl::StrCat(folder, "/", hf::kPeftConfig), /*each_name=*/false);
+}
+
+} // namespace
+
+bool Config::same_folder() const {
+  std::error_code error;
+  const auto folder = [&error](const std::string& path) { return std::filesystem::weakly_canonical(path, error); };
+  return student.init == teacher.init && !teacher.reads_cache() && folder(student.path) == folder(teacher.path);
+}
+
+absl::StatusOr<hf::PeftConfig> student_adapter(const Config& config) {
+  const LoraSection& lora = config.lora;
+  hf::PeftConfig peft;
+  if (!config.student.adapter.empty()) {
+    ASSIGN_OR_RETURN(peft, hf::read_peft_config(config.student.adapter));
+  } else {
+    peft.rank = lora.rank;
+    peft.alpha = lora.alpha == kAutomatic ? static_cast<double>(lora.rank) : lora.alpha;
+    peft.rslora = lora.rslora;
+    peft.whole = lora.modules_to_save;
+    RETURN_IF_ERROR(add_targets(lora.targets, peft));
+  }
+  peft.dropout = lora.dropout;
+  std::error_code error;
+  peft.base = std::filesystem::absolute(config.student.path, error).lexically_normal().string();
+  return peft;
+}
+
+absl::StatusOr<models::AdapterSpec> resolve_student_adapter(const Config& config, const models::ModelConfig& student) {
+  ASSIGN_OR_RETURN(const hf::PeftConfig peft, student_adapter(config));
+  ASSIGN_OR_RETURN(models::AdapterSpec adapter, resolve(peft, student, config.student.adapter));
+  adapter.seed = static_cast<uint64_t>(config.train.seed);
+  return adapter;
+}
+
+absl::StatusOr<models::AdapterSpec> resolve_teacher_adapter(const Config& config, const models::ModelConfig& teacher) {
+  ASSIGN_OR_RETURN(hf::PeftConfig peft, hf::read_peft_config(config.teacher.adapter));
+  peft.dropout = 0; // which a model that is not trained does not have
+  return resolve(peft, teacher, config.teacher.adapter);
+}
+
+absl::StatusOr<std::shared_ptr<const models::WeightSource>> open_weights(
+    const ModelSection& section, const models::ModelConfig& model, int64_t seed, hf::Notes* notes) {
+  if (section.init == ModelInit::kRandom && !section.reads_cache()) {
+    return models::random_weights(model, static_cast<uint64_t>(seed));
+  }
+  return hf::open_weights(section.folder(), model, notes);
+}
+
+absl::StatusOr<std::string> base_hash(const ModelSection& model, int64_t seed) {
+  ASSIGN_OR_RETURN(std::string text, hf::folder_fingerprint(model.path));
+  if (model.init == ModelInit::kRandom) {
+    absl::StrAppend(&text, "random from seed ", seed, "\n");
+  }
+  return base::checksum_text(base::checksum(text.data(), text.size()));
+}
+
+} // namespace distill::config

@@ -1,0 +1,514 @@
+#include "trainer/hf/peft_config.h"
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+
+#include <algorithm>
+#include <cmath>
+#include <regex>
+#include <set>
+
+#include "data/base/json.h"
+#include "data/base/status_macros.h"
+#include "trainer/models/layout.h"
+
+namespace distill::hf {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kMaxDepth = 16;
+constexpr int64_t kMaxBytes = 16 << 20;
+constexpr int64_t kMaxRank = 1 << 16;
+constexpr size_t kNamesListed = 12;
+
+// Keys that change the mathematics unless they are null, false, empty or "none".
+constexpr const char* kNotComputed[] = {
+    "use_dora",
+    "bias",
+    "lora_bias",
+    "fan_in_fan_out",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+    "use_qalora",
+    "layer_replication",
+    "target_parameters",
+    "use_bdlora",
+    "arrow_config",
+    "kasa_config",
+    "velora_config",
+    "monteclora_config",
+    "megatron_config"};
+// Keys that say how an adapter was made or is used, and nothing about what it computes.
+constexpr const char* kNoMathematics[] = {
+    "task_type",         "auto_mapping",   "peft_version",        "revision",      "inference_mode",
+    "megatron_core",     "loftq_config",   "eva_config",          "corda_config",  "lora_ga_config",
+    "qalora_group_size", "runtime_config", "ensure_weight_tying", "parent_library"};
+
+bool is_off(const Json& value) {
+  return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
+      ((value.is_array() || value.is_object()) && value.empty()) ||
+      (value.is_string() && (value == "none" || value == ""));
+}
+
+template <size_t N>
+bool contains(const char* const (&keys)[N], const std::string& key) {
+  return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
+}
+
+std::string brief(const Json& value) {
+  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return text.size() > 80 ? text.substr(0, 80) + "..." : text;
+}
+
+// Reads the keys, and remembers the first error.
+class Keys {
+ public:
+  Keys(const Json& json, const std::string& source) : json_(json), source_(source) {}
+
+  const absl::Status& status() const {
+    return status_;
+  }
+  // Null: the key is not there, or null.
+  const Json* find(const char* key) const {
+    const auto found = json_.find(key);
+    return found == json_.end() || found->is_null() ? nullptr : &*found;
+  }
+  void fail(const std::string& key, const std::string& expected, const Json& found) {
+    if (status_.ok()) {
+      status_ = absl::InvalidArgumentError(
+          absl::StrCat(source_, ": ", key, ": expected ", expected, ", found ", brief(found)));
+    }
+  }
+
+  double number(const char* key, double otherwise, double least, double below, const char* expected) {
+    const Json* value = find(key);
+    return value == nullptr ? otherwise : number_of(key, *value, otherwise, least, below, expected);
+  }
+  double number_of(
+      const std::string& key, const Json& value, double otherwise, double least, double below, const char* expected) {
+    if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() < below)) {
+      fail(key, expected, value);
+      return otherwise;
+    }
+    return value.get<double>();
+  }
+  int64_t rank_of(const std::string& key, const Json& value) {
+    if (!value.is_number_integer() || value < 1 || value > kMaxRank) {
+      fail(key, absl::StrCat("an integer from 1 to ", kMaxRank), value);
+      return 1;
+    }
+    return value.get<int64_t>();
+  }
+  bool flag(const char* key) {
+    const Json* value = find(key);
+    if (value != nullptr && !value->is_boolean()) {
+      fail(key, "true or false", *value);
+      return false;
+    }
+    return value != nullptr && value->get<bool>();
+  }
+  std::vector<std::string> texts(const char* key) {
+    const Json* value = find(key);
+    std::vector<std::string> texts;
+    for (const Json& text : value != nullptr && value->is_array() ? *value : Json::array()) {
+      if (!text.is_string() || text.get_ref<const std::string&>().empty()) {
+        fail(key, "names of modules", text);
+        return {};
+      }
+      texts.push_back(text.get<std::string>());
+    }
+    if (value != nullptr && !value->is_array()) {
+      fail(key, "a list of names of modules", *value);
+    }
+    return texts;
+  }
+  ModuleNames names(const char* key) {
+    const Json* value = find(key);
+    if (value != nullptr && value->is_string()) {
+      return {{}, value->get<std::string>()};
+    }
+    return {texts(key), std::nullopt};
+  }
+  const Json& object(const char* key) {
+    static const Json empty = Json::object();
+    const Json* value = find(key);
+    if (value != nullptr && !value->is_object()) {
+      fail(key, "an object", *value);
+      return empty;
+    }
+    return value == nullptr ? empty : *value;
+  }
+
+  // The keys that are not read by name.
+  void check_others(const std::set<std::string>& read) {
+    for (const auto& [key, value] : json_.items()) {
+      if (read.count(key) > 0 || contains(kNoMathematics, key) || is_off(value)) {
+        continue;
+      }
+      fail(
+          key,
+          contains(kNotComputed, key) ? "what leaves it off, since this program does not compute it"
+                                      : "a key that this program knows, or no value",
+          value);
+    }
+  }
+
+ private:
+  const Json& json_;
+  const std::string& source_;
+  absl::Status status_;
+};
+
+std::vector<int64_t> layers_of(Keys& keys) {
+  std::vector<int64_t> layers;
+  if (const Json* value = keys.find("layers_to_transform")) {
+    const Json list = value->is_array() ? *value : Json::array({*value});
+    for (const Json& layer : list) {
+      if (!layer.is_number_unsigned()) {
+        keys.fail("layers_to_transform", "numbers of layers", layer);
+        return {};
+      }
+      layers.push_back(layer.get<int64_t>());
+    }
+  }
+  const Json* pattern = keys.find("layers_pattern");
+  if (pattern != nullptr && !is_off(*pattern) && *pattern != "layers" && *pattern != Json::array({"layers"})) {
+    keys.fail("layers_pattern", "layers", *pattern);
+  }
+  return layers;
+}
+
+// Methods that give the base other weights as well, from which the adapter was trained.
+void check_initialisation(Keys& keys) {
+  const Json* value = keys.find("init_lora_weights");
+  if (value == nullptr || !value->is_string()) {
+    return;
+  }
+  std::string method = value->get<std::string>();
+  std::transform(method.begin(), method.end(), method.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const char* changes_base : {"pissa", "olora", "corda", "loftq", "lora_ga"}) {
+    if (absl::StartsWith(method, changes_base)) {
+      keys.fail(
+          "init_lora_weights",
+          "an adapter of the weights in the base's folder (peft converts one with path_initial_model_for_weight_conversion)",
+          *value);
+    }
+  }
+}
+
+absl::StatusOr<bool> matches_whole(const std::string& expression, const std::string& text) {
+  try {
+    return std::regex_match(text, std::regex(expression));
+  } catch (const std::regex_error& error) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "expected a regular expression (ECMAScript's syntax), found \"", expression, "\": ", error.what()));
+  }
+}
+
+template <typename Value>
+absl::StatusOr<Value> pattern_value(
+    const std::vector<std::pair<std::string, Value>>& pattern, const std::string& module, Value otherwise) {
+  for (const auto& [key, value] : pattern) {
+    // peft's own rule; a leading ^ is the start of the name.
+    const std::string anchored = absl::StartsWith(key, "^") ? key : absl::StrCat("(.*\\.)?(", key, ")");
+    ASSIGN_OR_RETURN(const bool matches, matches_whole(anchored, module));
+    if (matches) {
+      return value;
+    }
+  }
+  return otherwise;
+}
+
+constexpr absl::string_view kWeight = ".weight";
+
+std::string module_of(const std::string& tensor) {
+  return tensor.substr(0, tensor.size() - kWeight.size());
+}
+
+// Finds the parts of a model that an adapter's names mean.
+class Resolver {
+ public:
+  Resolver(const PeftConfig& config, const models::ModelConfig& model, const std::string& source)
+      : config_(config), model_(model), source_(source) {}
+
+  absl::Status run() {
+    adapter_.dropout = config_.dropout;
+    for (const models::UnitLayout& unit : models::unit_layouts(model_)) {
+      for (const models::ParamLayout& param : unit.params) {
+        for (const models::ParamPart& part : param.parts) {
+          if (absl::EndsWith(part.hf_name, kWeight)) {
+            RETURN_IF_ERROR(add(unit, param, part));
+          }
+        }
+      }
+    }
+    if (model_.tie_word_embeddings) {
+      RETURN_IF_ERROR(check_tied());
+    }
+    return absl::OkStatus();
+  }
+
+  models::AdapterSpec take() {
+    return std::move(adapter_);
+  }
+  const std::set<std::string>& used_names() const {
+    return used_;
+  }
+  const std::vector<std::string>& modules() const { // that can have an adapter
+    return modules_;
+  }
+
+ private:
+  absl::Status fail(const std::string& what) const {
+    return absl::InvalidArgumentError(absl::StrCat(source_, ": ", what));
+  }
+
+  bool trains_whole(const std::string& module) {
+    bool found = false;
+    for (const std::string& name : config_.whole) {
+      if (absl::EndsWith(module, name)) {
+        used_.insert(name);
+        found = true;
+      }
+    }
+    return found;
+  }
+
+  // Whether the adapter's targets are to have this module.
+  absl::StatusOr<bool> is_target(const models::UnitLayout& unit, const std::string& module, bool is_block_matrix) {
+    if (!config_.layers.empty() &&
+        std::find(config_.layers.begin(), config_.layers.end(), unit.block) == config_.layers.end()) {
+      return false;
+    }
+    ASSIGN_OR_RETURN(const bool excluded, config_.excluded.match(module));
+    if (excluded) {
+      return false;
+    }
+    if (config_.all_linear) {
+      return is_block_matrix;
+    }
+    ASSIGN_OR_RETURN(const bool matches, config_.targets.match(module));
+    for (const std::string& name : config_.targets.names) {
+      if (module == name || absl::EndsWith(module, absl::StrCat(".", name))) {
+        used_.insert(name);
+      }
+    }
+    return matches;
+  }
+
+  absl::Status add(const models::UnitLayout& unit, const models::ParamLayout& param, const models::ParamPart& part) {
+    const std::string module = module_of(part.hf_name);
+    const bool in_block = unit.kind == models::UnitKind::kBlock && param.is_matrix;
+    if (trains_whole(module)) {
+      if (in_block) {
+        return fail(absl::StrCat(
+            "modules_to_save: expected norms, embed_tokens or lm_head, found ", module,
+            ", a matrix of a block; name it among the targets"));
+      }
+      if (param.trained) {
+        adapter_.whole.push_back(part.hf_name);
+      }
+      return absl::OkStatus();
+    }
+    ASSIGN_OR_RETURN(const bool is_target_of_it, is_target(unit, module, in_block));
+    if (in_block && param.may_be_float8 && param.groups == 1) {
+      modules_.push_back(module);
+    }
+    if (!is_target_of_it || (!param.is_matrix && config_.all_linear)) {
+      return absl::OkStatus();
+    }
+    if (!in_block) {
+      return fail(absl::StrCat(
+          "target modules: expected matrices of decoder blocks, found ", module,
+          "; modules_to_save trains it as a whole"));
+    }
+    if (param.groups > 1) {
+      return fail(absl::StrCat(
+          "target modules: expected modules that multiply every token, found the expert ", module,
+          ": experts' products are grouped by expert and have no adapters; name the attention's modules (q_proj, ",
+          "k_proj, v_proj, o_proj), which can have them"));
+    }
+    if (!param.may_be_float8) {
+      return fail(absl::StrCat(
+          "target modules: expected no router, found ", module,
+          ": an adapter would change which experts a token visits; name the attention's modules"));
+    }
+    ASSIGN_OR_RETURN(const int64_t rank, pattern_value(config_.rank_pattern, module, config_.rank));
+    ASSIGN_OR_RETURN(const double alpha, pattern_value(config_.alpha_pattern, module, config_.alpha));
+    const auto divisor = static_cast<double>(rank);
+    adapter_.modules.push_back(
+        {unit.block, param.name, module, part.first_row, part.rows, rank,
+         alpha / (config_.rslora ? std::sqrt(divisor) : divisor)});
+    return absl::OkStatus();
+  }
+
+  // peft trains a copy of each tied module that is named, so that both must be for one to stay the other.
+  absl::Status check_tied() {
+    const bool embedding = adapter_.trains_whole("model.embed_tokens.weight");
+    const bool head = trains_whole("lm_head");
+    return embedding == head
+        ? absl::OkStatus()
+        : fail(absl::StrCat(
+              "modules_to_save: expected both of embed_tokens and lm_head, or neither, since they are one matrix in this "
+              "model (tie_word_embeddings), found ",
+              embedding ? "embed_tokens" : "lm_head", " alone"));
+  }
+
+  const PeftConfig& config_;
+  const models::ModelConfig& model_;
+  const std::string& source_;
+  models::AdapterSpec adapter_;
+  std::set<std::string> used_;
+  std::vector<std::string> modules_;
+};
+
+} // namespace
+
+absl::StatusOr<bool> ModuleNames::match(const std::string& module) const {
+  if (expression) {
+    return matches_whole(*expression, module);
+  }
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return module == name || absl::EndsWith(module, absl::StrCat(".", name));
+  });
+}
+
+absl::StatusOr<PeftConfig> parse_peft_config(std::string_view text, const std::string& source) {
+  ASSIGN_OR_RETURN(const Json json, base::parse_json(text, source, kMaxDepth));
+  if (!json.is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat(source, ": expected an object, found ", brief(json)));
+  }
+  Keys keys(json, source);
+  PeftConfig config;
+  const Json* type = keys.find("peft_type");
+  if (type == nullptr || *type != "LORA") {
+    keys.fail("peft_type", "LORA", type == nullptr ? Json() : *type);
+  }
+  const Json* rank = keys.find("r");
+  config.rank = keys.rank_of("r", rank == nullptr ? Json() : *rank);
+  config.alpha = keys.number("lora_alpha", /*otherwise=*/8, 1e-12, 1e12, "a number above 0");
+  config.rslora = keys.flag("use_rslora");
+  config.dropout = keys.number("lora_dropout", 0, 0, 1, "a number from 0 to below 1");
+  config.targets = keys.names("target_modules");
+  if (config.targets.expression) {
+    std::string lower = *config.targets.expression;
+    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+    config.all_linear = lower == "all-linear";
+  }
+  config.excluded = keys.names("exclude_modules");
+  config.layers = layers_of(keys);
+  for (const auto& [key, value] : keys.object("rank_pattern").items()) {
+    config.rank_pattern.emplace_back(key, keys.rank_of("rank_pattern." + key, value));
+  }
+  for (const auto& [key, value] : keys.object("alpha_pattern").items()) {
+    config.alpha_pattern.emplace_back(
+        key, keys.number_of("alpha_pattern." + key, value, 1, 1e-12, 1e12, "a number above 0"));
+  }
+  config.whole = keys.texts("modules_to_save");
+  const Json* base = keys.find("base_model_name_or_path");
+  config.base = base != nullptr && base->is_string() ? base->get<std::string>() : "";
+  check_initialisation(keys);
+  keys.check_others(
+      {"peft_type", "r", "lora_alpha", "use_rslora", "lora_dropout", "target_modules", "exclude_modules",
+       "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "modules_to_save",
+       "base_model_name_or_path", "init_lora_weights"});
+  RETURN_IF_ERROR(keys.status());
+  return config;
+}
+
+absl::StatusOr<PeftConfig> read_peft_config(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/", kPeftConfig);
+  const auto text = base::read_text_file(path, kMaxBytes);
+  if (absl::IsNotFound(text.status())) {
+    return absl::NotFoundError(
+        absl::StrCat(folder, ": expected the folder of an adapter, with ", kPeftConfig, ", found none"));
+  }
+  RETURN_IF_ERROR(text.status());
+  return parse_peft_config(*text, path);
+}
+
+std::string peft_config_text(const PeftConfig& config, const models::AdapterSpec& adapter) {
+  const auto names = [](const ModuleNames& modules) -> Json {
+    return modules.expression ? Json(*modules.expression) : modules.names.empty() ? Json() : Json(modules.names);
+  };
+  Json targets = names(config.targets);
+  if (config.all_linear) { // other programs would have to know which modules are linear
+    std::set<std::string> leaves;
+    for (const models::AdaptedModule& module : adapter.modules) {
+      leaves.insert(module.name.substr(module.name.rfind('.') + 1));
+    }
+    targets = leaves;
+  }
+  const auto object = [](const auto& pattern) {
+    Json json = Json::object();
+    for (const auto& [key, value] : pattern) {
+      json[key] = value;
+    }
+    return json;
+  };
+  const auto alpha = [](double value) -> Json { // peft has integers
+    return value == std::floor(value) && value < 1e15 ? Json(static_cast<int64_t>(value)) : Json(value);
+  };
+  std::vector<std::pair<std::string, Json>> alphas;
+  for (const auto& [key, value] : config.alpha_pattern) {
+    alphas.emplace_back(key, alpha(value));
+  }
+  Json json = {
+      {"peft_type", "LORA"},
+      {"task_type", "CAUSAL_LM"},
+      {"base_model_name_or_path", config.base.empty() ? Json() : Json(config.base)},
+      {"inference_mode", true},
+      {"r", config.rank},
+      {"lora_alpha", alpha(config.alpha)},
+      {"use_rslora", config.rslora},
+      {"lora_dropout", config.dropout},
+      {"target_modules", targets},
+      {"layers_to_transform", config.layers.empty() ? Json() : Json(config.layers)},
+      {"rank_pattern", object(config.rank_pattern)},
+      {"alpha_pattern", object(alphas)},
+      {"modules_to_save", config.whole.empty() ? Json() : Json(config.whole)},
+      {"bias", "none"},
+      {"fan_in_fan_out", false},
+      {"init_lora_weights", true}};
+  if (!config.excluded.empty()) { // a key that peft has only had since its version 0.14
+    json["exclude_modules"] = names(config.excluded);
+  }
+  return json.dump(2) + "\n";
+}
+
+absl::StatusOr<models::AdapterSpec> resolve_adapter(
+    const PeftConfig& config, const models::ModelConfig& model, const std::string& source, bool each_name) {
+  Resolver resolver(config, model, source);
+  RETURN_IF_ERROR(resolver.run());
+  std::vector<std::string> unused;
+  for (const std::vector<std::string>* names : {&config.targets.names, &config.whole}) {
+    for (const std::string& name : *names) {
+      if (resolver.used_names().count(name) == 0) {
+        unused.push_back(name);
+      }
+    }
+  }
+  models::AdapterSpec adapter = resolver.take();
+  std::set<std::string> leaves;
+  for (const std::string& module : resolver.modules()) {
+    leaves.insert(module.substr(module.rfind('.') + 1));
+  }
+  const std::string have =
+      absl::StrCat("the model's modules that can have an adapter are ", absl::StrJoin(leaves, ", "));
+  if (each_name && !unused.empty()) {
+    unused.resize(std::min(unused.size(), kNamesListed));
+    return absl::InvalidArgumentError(absl::StrCat(
+        source, ": expected names of the model's modules, found names that none has: ", absl::StrJoin(unused, ", "),
+        "; ", have));
+  }
+  if (adapter.modules.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        source, ": target modules: expected some of the model's, found none: the adapter would do nothing; ", have));
+  }
+  return adapter;
+}
+
+} // namespace distill::hf

@@ -4,6 +4,7 @@
 #   scripts/benches/bench_trainer.sh 1b 8b 8 --set train.micro_batch_size=2 --set train.global_batch_size=2
 # Shapes: those of scripts/benches/bench_inputs.py, such as tiny, 1b, 70b, qwen3-30b-a3b and gemma4-31b; VOCAB replaces
 # the vocabulary of the student's family. DISTILL and PYTHON replace the build's and .venv's.
+# LORA=RANK trains adapters of the student on every matrix of its blocks; where TEACHER is STUDENT, its weights are theirs.
 # PLAN=RANKS prints the plan for this number of GPUs, with 2 sequences on each, and runs nothing; it needs no GPU.
 # CACHE=FOLDER captures the teacher to FOLDER first, says at what speed, and then trains from there; the arguments are
 # for both. ROWS: documents of SEQ_LEN tokens (64), of which every token but the last has a row. DIVERGENCE: jsd, or
@@ -28,7 +29,7 @@ work=work/bench-$seq_len-$student${VOCAB:+-$VOCAB}
 packing=concat source=model
 [ -z "${CACHE:-}" ] || packing=pack source=cache
 cat >"$work/bench.yaml" <<YAML
-student: {path: $work/$student, init: random}
+student: {path: $work/$student, init: random${LORA:+, lora: {rank: $LORA\}}}
 teacher: {path: $work/$teacher, init: random, source: $source, cache: "${CACHE:-}"}
 data: {train: $work/tokens.dtok, seq_len: $seq_len, packing: $packing, shuffle: false}
 loss: {divergence: ${DIVERGENCE:-jsd}}

@@ -10,6 +10,9 @@ each block, and fused AdamW. The teacher is frozen, in bf16 and sharded by FSDP2
 on each with --teacher-float8. The loss is JSD(0.5), computed in the forward of lm_head. A global batch has the same
 tokens on any number of ranks.
 
+With --lora RANK the student has adapters of peft on every matrix of its blocks, in the dtype of its frozen weights, and
+the teacher is the student without them, so that the weights are in memory once. That is for one GPU.
+
 Each step prints its time (of the slowest rank), tokens per second of a GPU, loss and peak memory (of the fullest GPU);
 the last line has the median time and the peak of the last half of the steps. Without a GPU, for tests:
 
@@ -32,11 +35,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import bench_inputs
+from peers_trainer.lora import OwnBase, adapted_student
 from peers_trainer.models import make_student, make_teacher
 from peers_trainer.steps import attention_kernels, measured_step, random_tokens, summary_of, train_step
 from shared.command_line import argument_parser, at_least, fail
 
-PACKAGES = {"transformers": "transformers", "liger_kernel": "liger-kernel", "torchao": "torchao"}  # module: for pip
+# module: for pip
+PACKAGES = {"transformers": "transformers", "liger_kernel": "liger-kernel", "torchao": "torchao", "peft": "peft"}
 
 
 def parse_arguments(arguments=None):
@@ -72,6 +77,7 @@ def parse_arguments(arguments=None):
         default="sdpa",
         help="transformers' implementation; sdpa computes windows with a mask",
     )
+    parser.add_argument("--lora", type=at_least(1), metavar="RANK", help="train adapters; the teacher is their base")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false", help="keep activations")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -80,6 +86,10 @@ def parse_arguments(arguments=None):
     options.vocab = options.vocab or bench_inputs.config(options.student)["vocab_size"]
     if options.json and options.json.is_dir():
         parser.error(f"--json: expected a file, found the folder {options.json}")
+    if options.lora and options.student != options.teacher:
+        parser.error(f"--lora: expected the student's shape as --teacher, found {options.teacher}")
+    if options.lora and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        parser.error("--lora: expected one GPU, found several ranks")
     if options.device == "cpu":
         if options.head == "liger-fused":
             parser.error("--head: expected plain or liger-chunked with --device cpu, found liger-fused")
@@ -94,6 +104,7 @@ def require_packages(options):
     needed = {
         "transformers": "the models",
         "liger_kernel": options.head.startswith("liger") and f"--head {options.head}",
+        "peft": options.lora and "--lora",
         "torchao": (options.teacher_float8 or options.student_float8) and "float8",
     }
     for module, use in needed.items():
@@ -138,11 +149,17 @@ def line_of(name, values):
 def run(options, device, rank, world):
     """Trains and prints; returns the report for --json."""
     mesh = init_device_mesh(device.type, (world,))
-    student, teacher = make_student(options, mesh, device), make_teacher(options, mesh, device)
-    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-5, fused=True)
+    if options.lora:
+        student = adapted_student(options, device)
+        teacher = OwnBase(student)
+    else:
+        student, teacher = make_student(options, mesh, device), make_teacher(options, mesh, device)
+    trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
     say = print if rank == 0 else lambda *values, **settings: None
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    say(f"{options.student} <- {options.teacher}, {world} x {name}, torch {torch.__version__}", flush=True)
+    adapters = f" with LoRA of rank {options.lora}" if options.lora else ""
+    say(f"{options.student}{adapters} <- {options.teacher}, {world} x {name}, torch {torch.__version__}", flush=True)
     steps, tokens = [], options.batch * options.sequence
     for index in range(options.steps):
         tokens_BS = random_tokens(options, index, rank, world).to(device)

@@ -11,7 +11,7 @@ import torch
 
 import bench_inputs
 import bench_trainer_peer
-from peers_trainer import models, steps
+from peers_trainer import lora, models, steps
 
 transformers = pytest.importorskip("transformers", reason="transformers (scripts/requirements.txt) is not installed")
 
@@ -44,6 +44,37 @@ def pair(request):
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory, pair):
     return run(pair, tmp_path_factory.mktemp("one") / "new" / "peer.json", 1)
+
+
+def test_a_student_with_adapters_begins_as_its_teacher_and_trains_them_alone(tmp_path):
+    pytest.importorskip("peft", reason="peft (scripts/requirements.txt) is not installed")
+    options = bench_trainer_peer.parse_arguments(
+        [*SIZES, "--student=tiny", "--teacher=tiny", "--lora=3", "--head=plain", "--no-compile", "--dtype=float32"]
+    )
+    student = lora.adapted_student(options, torch.device("cpu"))
+    teacher = lora.OwnBase(student)
+    tokens = steps.random_tokens(options, 0, rank=0, world=1)
+    names = {name for name, parameter in student.named_parameters() if parameter.requires_grad}
+    assert names and all("lora_" in name for name in names)
+    optimizer = torch.optim.AdamW([p for p in student.parameters() if p.requires_grad], lr=1e-3)
+    assert abs(steps.train_step(student, teacher, optimizer, tokens).item()) < 1e-7  # B is zero
+    before = teacher(tokens)[0]
+    with torch.no_grad():
+        for name, parameter in student.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3)
+    assert torch.equal(teacher(tokens)[0], before)
+    first = steps.train_step(student, teacher, optimizer, tokens).item()
+    assert first > 1e-5
+    for _ in range(5):
+        last = steps.train_step(student, teacher, optimizer, tokens).item()
+    assert last < first
+    done = subprocess.run(
+        [sys.executable, bench_trainer_peer.__file__, *SIZES, *ON_CPU, "--student=tiny", "--teacher=tiny", "--lora=3"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "with LoRA of rank 3" in done.stdout, done.stderr
 
 
 def losses(report):

@@ -97,6 +97,7 @@ def make(work):
 def study(path, **changes):
     """A study.yaml whose profile `cpu` is tiny; `changes` replace values of that profile."""
     table = yaml.safe_load((ROOT / "scripts" / "studies" / "quality" / "study.yaml").read_text())
+    table["rows"]["newer"] = {"title": "a key that no build has", "set": {"loss.of_tomorrow": 1}}
     table["profiles"]["cpu"] = {
         "device": "cpu",
         "dtype": "float32",
@@ -109,7 +110,7 @@ def study(path, **changes):
         "seeds": [1, 2],
         "evaluations": 3,
         "prompts": 0,  # measuring takes a process that imports transformers for each model
-        "cases": {"half": ["labels", "forward_kl", "hidden", "lora"]},
+        "cases": {"half": ["labels", "forward_kl", "hidden", "newer"]},
         **changes,
     }
     path.write_text(yaml.safe_dump(table))

@@ -117,7 +117,7 @@ TEST(AdapterStep, MicroBatchesAndRecomputationChangeNothing) {
         return tiny.trained();
       };
       const at::Tensor one = run(4, models::ActivationPolicy::kKeep);
-      EXPECT_LT(difference(run(1, models::ActivationPolicy::kKeep), one), 1e-3) << dropout; // Adam divides by gradients
+      EXPECT_LT(difference(run(1, models::ActivationPolicy::kKeep), one), 1e-3) << dropout;
       EXPECT_TRUE(at::equal(run(4, models::ActivationPolicy::kRecompute), one)) << dropout;
     }
   }

@@ -136,9 +136,14 @@ def parse_layers(text, every, count):
 
 def derived_lists(folder, config):
     """The lists with one entry per layer that config.json leaves to its class in transformers, which makes them of the
-    layers' numbers: windows in each sixth layer, layers without RoPE."""
+    layers' numbers: windows in each sixth layer, full attention in each fourth, layers without RoPE."""
     hints = {
-        "layer_types": ("sliding_window", "sliding_window_pattern"),
+        "layer_types": (
+            "sliding_window",
+            "sliding_window_pattern",
+            "full_attention_interval",
+            "linear_num_value_heads",
+        ),
         "no_rope_layers": ("no_rope_layer_interval",),
     }
     missing = [key for key, keys in hints.items() if key not in config and any(config.get(hint) for hint in keys)]
@@ -179,6 +184,10 @@ def prune_config(config, fields, layers):
         step, dense = fields.get("decoder_sparse_step") or 1, fields.get("mlp_only_layers") or []
         is_dense = [layer in dense or (layer + 1) % step != 0 for layer in layers]
         pruned |= {"decoder_sparse_step": 1, "mlp_only_layers": [i for i, plain in enumerate(is_dense) if plain]}
+    if isinstance(interval := fields.get("full_attention_interval"), int):  # Qwen3.5's, beside layer_types
+        in_turn = [(i + 1) % interval == 0 for i in range(len(layers))]
+        if in_turn != [kind == "full_attention" for kind in pruned.get("layer_types", in_turn)]:
+            pruned["full_attention_interval"] = None  # the list alone says it
     if isinstance(fields.get("max_window_layers"), int):  # Qwen2, Qwen3: the first layers, without a sliding window
         pruned["max_window_layers"] = sum(layer < fields["max_window_layers"] for layer in layers)
     return with_text_fields(config, pruned)

@@ -9,7 +9,8 @@ What is kept is chosen by what it contributes on a text:
   key-value group g    rms over tokens of |o_proj applied to the outputs of the group's query heads alone|
   expert e             the sum over tokens of the router's weight of it, 0 where a token does not visit it
 
-A key-value head and the query heads that share it are kept or dropped together. Hidden size, head size, embeddings,
+A key-value head and the query heads that share it are kept or dropped together; the heads of linear attention
+(Qwen3.5) all stay. Hidden size, head size, embeddings,
 norms and lm_head stay. The kept rows and columns are copied, nothing is scaled: the student's output is the teacher's
 with the dropped columns of o_proj and down_proj set to 0, and with routers that know the kept experts alone. kept.json
 of the student lists what was kept, layer by layer. The neurons of experts are not pruned.
@@ -66,7 +67,9 @@ def calibration_tokens(tokenizer, path, count):
 
 
 def key_value_heads(layer, fields):
-    """The number of a layer's key-value heads; layers of Gemma 4 differ in it."""
+    """The number of a layer's key-value heads, None of linear attention; layers of Gemma 4 differ in it."""
+    if not hasattr(layer, "self_attn"):
+        return None
     projection = getattr(layer.self_attn, "k_proj", None)
     if projection is None:  # q, k and v are one tensor
         return fields["num_key_value_heads"]
@@ -82,7 +85,8 @@ class Contributions:
         self.layers = model.get_decoder().layers
         zeros = lambda count: torch.zeros(count, dtype=torch.float64)  # noqa: E731
         self.influence = zeros(len(self.layers))
-        self.heads = [zeros(key_value_heads(layer, fields)) for layer in self.layers]
+        counts = [key_value_heads(layer, fields) for layer in self.layers]
+        self.heads = [None if count is None else zeros(count) for count in counts]
         self.neurons = [
             zeros(layer.mlp.down_proj.weight.shape[1]) if hasattr(layer.mlp, "down_proj") else None
             for layer in self.layers
@@ -129,7 +133,8 @@ class Contributions:
             before, after = (x.flatten(0, -2).double() for x in (inputs[0], output))
             self.influence[index] += (1 - torch.cosine_similarity(before, after, dim=-1)).sum()
 
-        yield layer.self_attn.o_proj.register_forward_pre_hook(attention)
+        if self.heads[index] is not None:
+            yield layer.self_attn.o_proj.register_forward_pre_hook(attention)
         yield layer.register_forward_hook(whole)
         if self.experts[index] is None:
             yield layer.mlp.down_proj.register_forward_pre_hook(mlp)
@@ -174,7 +179,12 @@ def check_heads(args, contributions):
     """Refuses to drop heads where the teacher's norms or sizes do not allow it."""
     if args.kv_heads is None:
         return
-    attention, groups = contributions.layers[0].self_attn, {len(heads) for heads in contributions.heads}
+    groups = {len(heads) for heads in contributions.heads if heads is not None}
+    attention = next((layer.self_attn for layer in contributions.layers if hasattr(layer, "self_attn")), None)
+    if attention is None:
+        raise PruneError(
+            f"--kv-heads: expected a teacher with attention, {args.teacher} has none; found {args.kv_heads}"
+        )
     if len(groups) > 1:
         raise PruneError(
             f"--kv-heads: cannot be given, since layers of {args.teacher} differ in their key-value heads "
@@ -188,15 +198,16 @@ def check_heads(args, contributions):
         )
 
 
-def attention_slices(fields, heads, head_dim):
-    """{name of a tensor in a layer: (dimension, indices)} of what is kept of its attention."""
+def attention_slices(fields, heads, head_dim, query_rows):
+    """{name of a tensor in a layer: (dimension, indices)} of what is kept of its attention. `query_rows`: of q_proj for
+    a head, which may have the rows of a gate beside those of the query."""
     import torch
 
     group = fields["num_attention_heads"] // fields["num_key_value_heads"] * head_dim  # rows of q for a key-value head
     heads = torch.tensor(heads)
     queries, keys = rows_of_heads(heads, group), rows_of_heads(heads, head_dim)
     result = {"self_attn.o_proj.weight": (1, queries)}
-    for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+    for name, rows in (("q", rows_of_heads(heads, group // head_dim * query_rows)), ("k", keys), ("v", keys)):
         result[f"self_attn.{name}_proj.weight"] = (0, rows)
         result[f"self_attn.{name}_proj.bias"] = (0, rows)
     # One tensor for q, k, v, as Phi-4-mini has them.
@@ -220,25 +231,32 @@ def mlp_slices(fields, neurons):
     return result
 
 
-def slices(fields, kept, position, head_dim, prunes_heads):
+def slices(fields, kept, position, head_dim, query_rows, prunes_heads):
     """The same of the whole layer that is the student's with the number `position`."""
     import torch
 
     heads, neurons, experts = (kept[kind][position] for kind in ("kv_heads", "neurons", "experts"))
     result = {}
-    if prunes_heads:
-        result |= attention_slices(fields, heads, head_dim)
+    if prunes_heads and heads is not None:
+        result |= attention_slices(fields, heads, head_dim, query_rows)
     if neurons is not None:
         result |= mlp_slices(fields, neurons)
     if experts is not None:
-        result["mlp.gate.weight"] = (0, torch.tensor(experts))
+        for name in ("gate.weight", "experts.gate_up_proj", "experts.down_proj"):  # the last two: all in one tensor
+            result[f"mlp.{name}"] = (0, torch.tensor(experts))
     return result
 
 
 def pruned_tensors(before, fields, kept, head_dim, prunes_heads):
     """The student's tensors by name, of the teacher's."""
     pattern = re.compile(rf"({re.escape(decoder_prefix(before))}layers\.)(\d+)\.(?:(mlp\.experts\.)(\d+)\.)?(.*)")
-    of_layer = [slices(fields, kept, position, head_dim, prunes_heads) for position in range(len(kept["layers"]))]
+    query_rows = head_dim
+    for name, tensor in before.items():
+        if name.endswith("self_attn.q_proj.weight") and pattern.fullmatch(name):
+            query_rows = tensor.shape[0] // fields["num_attention_heads"]
+    of_layer = [
+        slices(fields, kept, position, head_dim, query_rows, prunes_heads) for position in range(len(kept["layers"]))
+    ]
     after = {}
     for name, tensor in before.items():
         match = pattern.fullmatch(name)
@@ -290,7 +308,7 @@ def load(folder):
         raise PruneError(f"{folder}: transformers cannot read it ({str(error).splitlines()[0]})") from None
     layers = getattr(model.get_decoder(), "layers", None)
     for paths in (
-        ["self_attn.o_proj"],
+        ["self_attn.o_proj", "linear_attn.out_proj"],
         ["mlp.up_proj", "mlp.gate_up_proj", "mlp.gate"],
         ["mlp.down_proj", "mlp.experts"],
     ):
@@ -365,6 +383,11 @@ def write(args, config, fields, kept, tokens):
 
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     before = stored_tensors(args.teacher)
+    further = [name for name in before if name.startswith("mtp.")]
+    if further and (args.kv_heads is not None or args.intermediate is not None or args.experts is not None):
+        # The layers that predict further tokens (Qwen3.5) have the sizes of config.json, which change.
+        print(f"left out, since they have the teacher's sizes ({len(further)}): {', '.join(further[:6])}")
+        before = {name: tensor for name, tensor in before.items() if name not in further}
     after = pruned_tensors(before, fields, kept, head_dim, prunes_heads=args.kv_heads is not None)
     with replaced_folder(args.out) as partial:
         save_file(after, partial / "model.safetensors", metadata={"format": "pt"})

@@ -71,6 +71,23 @@ def gemma4_unified(text_config, **keys):
     )
 
 
+def qwen3_5(text_config, **keys):
+    vision = transformers.Qwen3_5VisionConfig(
+        depth=2,
+        hidden_size=32,
+        num_heads=2,
+        intermediate_size=48,
+        patch_size=PATCH,
+        spatial_merge_size=1,
+        out_hidden_size=text_config.hidden_size,
+        num_position_embeddings=16,
+    )
+    return transformers.Qwen3_5Config(text_config=text_config, vision_config=vision, image_token_id=IMAGE_TOKEN, **keys)
+
+
+# The part of a Qwen3.5 that predicts further tokens: transformers has no class for it, and leaves it out.
+FURTHER_TOKENS = {"mtp.fc.weight": (64, 128), "mtp.layers.0.input_layernorm.weight": (64,), "mtp.norm.weight": (64,)}
+
 # How the tensors of a folder are named: what a name begins with in what transformers writes -> in the folder.
 SPELLINGS = {
     "as published": {},
@@ -107,6 +124,14 @@ def save(folder, config, seed, dtype=torch.float32, spelling="as published", sha
         tensors = {renamed(name, spelling): tensor for name, tensor in load_file(path).items()}
         save_file(tensors, path, metadata={"format": "pt"})
     index = folder / "model.safetensors.index.json"
+    if config.model_type.startswith("qwen3_5"):
+        file = max(folder.glob("*.safetensors"))
+        further = {name: torch.randn(shape).to(dtype) for name, shape in FURTHER_TOKENS.items()}
+        save_file(load_file(file) | further, file, metadata={"format": "pt"})
+        if index.exists():
+            content = json.loads(index.read_text())
+            content["weight_map"] |= dict.fromkeys(further, file.name)
+            index.write_text(json.dumps(content))
     if index.exists():
         content = json.loads(index.read_text())
         content["weight_map"] = {renamed(name, spelling): file for name, file in content["weight_map"].items()}
@@ -134,6 +159,12 @@ def with_image(model):
             "pixel_values": torch.rand(1, side**2, 3 * PATCH**2, generator=generator),
             "image_position_ids": torch.tensor([[[i % side, i // side] for i in range(side**2)]]),
             "mm_token_type_ids": (tokens == IMAGE_TOKEN).long(),
+        }
+    elif model.config.model_type.startswith("qwen3_5"):
+        inputs = {
+            "pixel_values": torch.randn(patches, 3 * 2 * PATCH**2, generator=generator),
+            "image_grid_thw": torch.tensor([[1, IMAGE // PATCH, IMAGE // PATCH]]),
+            "mm_token_type_ids": (tokens == IMAGE_TOKEN).int(),
         }
     else:
         inputs = {"pixel_values": torch.randn(1, 3, IMAGE, IMAGE, generator=generator)}

@@ -14,6 +14,8 @@ from transformers import (
     Olmo3Config,
     Phi3Config,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
@@ -59,6 +61,15 @@ GEMMA4 = SMALL | dict(
     sliding_window=9,
     final_logit_softcapping=5.0,
     layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+)
+# Layers of linear_attention; several value heads share a key head.
+QWEN3_5 = dict(
+    num_hidden_layers=4,
+    head_dim=32,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=16,
+    linear_value_head_dim=24,
 )
 FULL_ATTENTION = dict(sliding_window=None, layer_types=["full_attention"] * 3)
 
@@ -144,6 +155,42 @@ MODELS = {
             router_aux_loss_coef=0.1,
         ),
         torch.float32,
+        None,
+        False,
+    ),
+    "qwen3_5": (Qwen3_5TextConfig(**small(**QWEN3_5)), torch.float32, "60KB", False),
+    "qwen3_5_tied": (
+        Qwen3_5TextConfig(
+            **small(**QWEN3_5 | dict(num_hidden_layers=3, linear_num_value_heads=2, linear_conv_kernel_dim=3)),
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=1e5,
+                partial_rotary_factor=0.5,
+                mrope_section=[3, 3, 2],
+                mrope_interleaved=True,
+            ),
+            tie_word_embeddings=True,
+        ),
+        torch.bfloat16,
+        None,
+        False,
+    ),
+    "qwen3_5_moe": (
+        Qwen3_5MoeTextConfig(**small(**QWEN3_5, **EXPERTS, shared_expert_intermediate_size=24)),
+        torch.float32,
+        "60KB",
+        False,
+    ),
+    "qwen3_5_moe_balanced": (
+        Qwen3_5MoeTextConfig(
+            **small(**QWEN3_5 | dict(num_hidden_layers=2), **EXPERTS, shared_expert_intermediate_size=40),
+            layer_types=["linear_attention", "full_attention"],
+            output_router_logits=True,
+            router_aux_loss_coef=0.2,
+            tie_word_embeddings=True,
+        ),
+        torch.bfloat16,
         None,
         False,
     ),

@@ -38,6 +38,17 @@ FAMILIES = {
             "hidden_size_per_layer_input": 0,
         },
     ),
+    # Full attention in layer 3.
+    "qwen3_5": (
+        transformers.Qwen3_5TextConfig,
+        {
+            "pad_token_id": None,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+        },
+    ),
     # Experts in layers 1, 3 and 5.
     "qwen3_moe": (
         transformers.Qwen3MoeConfig,
@@ -87,7 +98,7 @@ def load(folder):
 def logits(model):
     tokens = torch.arange(40).reshape(2, 20)  # longer than Qwen2's window
     with torch.no_grad():
-        return model.float()(tokens).logits  # not every CPU that claims bf16 products has them
+        return model.float()(tokens, use_cache=False).logits  # not every CPU that claims bf16 products has them
 
 
 ONE, OTHERS = ("--layers", "0,2,5"), [("--every", "3"), ("--layers", "4")]
@@ -107,7 +118,7 @@ def test_the_student_is_the_teacher_without_the_other_layers(tmp_path, teachers,
     assert student.config.num_hidden_layers == len(layers) == len(student.model.layers)
     teacher.model.layers = torch.nn.ModuleList(teacher.model.layers[layer] for layer in layers)
     for index, layer in enumerate(teacher.model.layers):
-        layer.self_attn.layer_idx = index
+        getattr(layer, "self_attn", getattr(layer, "linear_attn", None)).layer_idx = index
     teacher.config.num_hidden_layers = len(layers)
     if getattr(teacher.config, "layer_types", None):
         kinds = [teacher.config.layer_types[layer] for layer in layers]
@@ -123,7 +134,9 @@ def test_the_last_layer_of_gemma4_has_full_attention(tmp_path, teachers, script)
     assert not (tmp_path / "student").exists()
 
 
-@pytest.mark.parametrize("family, key", [("gemma3", "layer_types"), ("smollm3", "no_rope_layers")])
+@pytest.mark.parametrize(
+    "family, key", [("gemma3", "layer_types"), ("smollm3", "no_rope_layers"), ("qwen3_5", "layer_types")]
+)
 def test_what_the_class_derives_of_the_layers_numbers_is_written_out(tmp_path, teachers, script, family, key):
     shutil.copytree(teachers[family], tmp_path / "teacher")
     config = json.loads((teachers[family] / "config.json").read_text())
@@ -156,7 +169,7 @@ def test_of_a_multimodal_teacher_the_text_loses_layers_and_the_other_parts_stay(
     decoder = expected.get_decoder()
     decoder.layers = torch.nn.ModuleList(decoder.layers[layer] for layer in (0, 3))
     for index, layer in enumerate(decoder.layers):
-        layer.self_attn.layer_idx = index
+        getattr(layer, "self_attn", getattr(layer, "linear_attn", None)).layer_idx = index
     kinds = [decoder.config.layer_types[layer] for layer in (0, 3)]
     decoder.config.num_hidden_layers, decoder.config.layer_types = 2, kinds
     assert kinds == ["full_attention", "sliding_attention"] == pruned.get_decoder().config.layer_types
@@ -183,7 +196,7 @@ def test_a_teacher_whose_files_say_more_than_its_config(tmp_path, teachers, scri
     expected, _ = load(folder)
     expected.model.layers = torch.nn.ModuleList(expected.model.layers[layer] for layer in (0, 3))
     for index, layer in enumerate(expected.model.layers):
-        layer.self_attn.layer_idx = index
+        getattr(layer, "self_attn", getattr(layer, "linear_attn", None)).layer_idx = index
     expected.config.num_hidden_layers = 2
     assert torch.equal(logits(load(tmp_path / "student")[0]), logits(expected))
 

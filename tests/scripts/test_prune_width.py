@@ -25,6 +25,16 @@ FAMILIES = {
     "gemma2": (transformers.Gemma2Config, {"sliding_window": 8}),
     "ministral3": (transformers.Ministral3Config, {}),
     "exaone4": (transformers.Exaone4Config, {"sliding_window": 8, "sliding_window_pattern": 3}),
+    "qwen3_5": (
+        transformers.Qwen3_5TextConfig,
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+        },
+    ),
 }
 
 
@@ -97,7 +107,7 @@ def silenced_layers(layers, kept):
     group = HEADS // KV_HEADS * HEAD_DIM
     with torch.no_grad():
         for layer, heads, neurons in zip(layers, kept["kv_heads"], kept["neurons"], strict=True):
-            for head in set(range(KV_HEADS)) - set(heads):
+            for head in set(range(KV_HEADS)) - set(heads or range(KV_HEADS)):  # None: of linear attention
                 layer.self_attn.o_proj.weight[:, head * group : (head + 1) * group] = 0
             for neuron in set(range(NEURONS)) - set(neurons):
                 layer.mlp.down_proj.weight[:, neuron] = 0
@@ -110,7 +120,8 @@ def test_the_student_is_the_teacher_with_the_other_parts_silenced(tmp_path, teac
     output = script("prune_width.py", *arguments, "--kv-heads", 2, "--intermediate", 20)
     assert "4 of 6 heads (2 of 3 key-value heads), 20 of 48 neurons" in output
     kept = json.loads((student / "kept.json").read_text())
-    assert all(len(layer) == 2 for layer in kept["kv_heads"]) and all(len(layer) == 20 for layer in kept["neurons"])
+    assert all(layer is None or len(layer) == 2 for layer in kept["kv_heads"])
+    assert all(len(layer) == 20 for layer in kept["neurons"])
     model = load(student)
     assert model.config.num_attention_heads == 4 and model.config.num_key_value_heads == 2
     assert model.config.head_dim == HEAD_DIM and model.config.intermediate_size == 20

@@ -55,7 +55,13 @@ NAMES = {
     "o": ("o_proj",),
     "gate_up": ("gate_proj", "up_proj", "gate_up_proj"),
     "down": ("down_proj",),
+    "qkvz": ("in_proj_qkv", "in_proj_z"),
+    "delta_out": ("out_proj",),
 }
+
+
+def mixer_of(layer):
+    return layer.self_attn if hasattr(layer, "self_attn") else layer.linear_attn
 
 
 def reference_teacher(folder, products=tuple(NAMES), blocks=None):
@@ -67,9 +73,13 @@ def reference_teacher(folder, products=tuple(NAMES), blocks=None):
         if blocks is not None and index not in blocks:
             continue
         for name in (name for product in products for name in NAMES[product]):
-            for owner in (layer.self_attn, layer.mlp):
+            for owner in (mixer_of(layer), layer.mlp):
                 if getattr(owner, name, None) is not None:  # a family has them fused, or one by one
                     setattr(owner, name, Float8Linear(getattr(owner, name)))
+        if hasattr(layer.mlp, "shared_expert"):
+            for name in (name for product in ("gate_up", "down") if product in products for name in NAMES[product]):
+                if getattr(layer.mlp.shared_expert, name, None) is not None:
+                    setattr(layer.mlp.shared_expert, name, Float8Linear(getattr(layer.mlp.shared_expert, name)))
         if hasattr(layer.mlp, "experts") and {"gate_up", "down"} <= set(products):
             layer.mlp.experts = Float8Experts(layer.mlp.experts)
     return model

@@ -60,7 +60,11 @@ def check_against_measured(report, workspace_too=True, unplanned=UNPLANNED):
 @pytest.mark.parametrize(
     "family, policy",
     [("llama", policy) for policy in POLICIES]
-    + [(family, policy) for family in ("qwen3", "exaone4", "qwen3_moe") for policy in ("keep", "recompute", "offload")],
+    + [
+        (family, policy)
+        for family in ("qwen3", "exaone4", "qwen3_5", "qwen3_5_moe", "qwen3_moe")
+        for policy in ("keep", "recompute", "offload")
+    ],
 )
 def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family, policy):
     report = profile(tmp_path, config_of(tmp_path, models[family], long_shard, memory={"activation": policy}))
@@ -132,7 +136,7 @@ def losses(folder, pair, shard, **sections):
     return [(step["loss"], step["grad_norm"]) for step in steps]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "exaone4", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "exaone4", "qwen3_5", "qwen3_5_moe", "qwen3_moe"])
 def test_every_policy_trains_bit_for_bit_alike(tmp_path, models, ragged_shard, family):
     data = {"seq_len": 32, "packing": "pack"}
     expected = losses(tmp_path / "keep", models[family], ragged_shard, data=data, memory={"activation": "keep"})

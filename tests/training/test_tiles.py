@@ -18,7 +18,7 @@ CLOSE = dict(rel=2e-5, abs=1e-7)
     "family, policy",
     [("llama", policy) for policy in ("keep", "recompute", "offload", "offload_input", "recompute,keep")]
     + [("qwen3", "keep"), ("exaone4", "keep"), ("exaone4", "recompute"), ("gemma3", "offload"), ("qwen3_moe", "keep")]
-    + [("qwen3_moe", "recompute")],
+    + [("qwen3_moe", "recompute"), ("qwen3_5", "offload"), ("qwen3_5_moe", "keep")],
 )
 def test_planned_bytes_are_those_allocated(tmp_path, models, long_shard, family, policy):
     memory = {"activation": policy, "tile_tokens": 128}

@@ -153,6 +153,31 @@ FAMILIES = {
     ),
     "smollm3": (transformers.SmolLM3Config, lambda layers, hidden: {"no_rope_layers": [1, 0, 1][:layers]}),
     "phi3": (transformers.Phi3Config, phi3_keys),
+    # A layer with a delta rule, and one with attention.
+    "qwen3_5": (
+        transformers.Qwen3_5TextConfig,
+        lambda layers, hidden: {
+            "layer_types": ["linear_attention"] * (layers - 1) + ["full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+        },
+    ),
+    "qwen3_5_moe": (
+        transformers.Qwen3_5MoeTextConfig,
+        lambda layers, hidden: {
+            "layer_types": ["linear_attention"] * (layers - 1) + ["full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
     # Every other layer has experts.
     "qwen3_moe": (
         transformers.Qwen3MoeConfig,
@@ -193,7 +218,9 @@ def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:  # norms that do not all multiply by one
-                parameter.normal_(0.0 if family in ("gemma2", "gemma3") else 1.0, 0.2)
+                of_delta = name.endswith(("linear_attn.norm.weight", "A_log", "dt_bias"))
+                is_centred = family in ("gemma2", "gemma3") or (family.startswith("qwen3_5") and not of_delta)
+                parameter.normal_(0.0 if is_centred else 1.0, 0.2)
             if family == "gemma4" and name.endswith("k_norm.weight"):
                 parameter.mul_(parameter.numel() ** -0.5)  # Gemma 4 leaves the scale of the scores to its norms
         for name, buffer in model.named_buffers():

@@ -125,8 +125,9 @@ std::vector<Field> teacher_fields() {
   std::vector<Field> fields = model_fields<&Config::teacher>("teacher", kTeacher);
   fields.push_back(
       {"teacher", "float8_exceptions", Texts{member<&Config::teacher, &ModelSection::float8_exceptions>}, "",
-       "Products that stay in train.dtype, a list: a product in every block (qkv, o, gate_up, down), a block or a range "
-       "of blocks (0, 0-3), or both (3.down, 0-3.qkv). `distill quantize` finds them.",
+       "Products that stay in train.dtype, a list: a product in every block (qkv, o, gate_up, down; of a gated delta "
+       "rule qkvz, delta_out), a block or a range of blocks (0, 0-3), or both (3.down, 0-3.qkv). `distill quantize` "
+       "finds them.",
        kFloat8Teacher});
   fields.push_back(
       {"teacher", "source",

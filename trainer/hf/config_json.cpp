@@ -45,6 +45,10 @@ class ConfigReader : private KeyReader {
       }
       family_.describe_full(*this, full, full_kind_);
     }
+    linear_kind_ = kind_;
+    if (family_.describe_linear != nullptr) {
+      family_.describe_linear(*this, linear_kind_);
+    }
     config_.ropes = read_ropes(
         *this, family_.rope, config_.max_position_embeddings, kind_.attention.head_dim, full_kind_.attention.head_dim);
     check_size();
@@ -107,13 +111,16 @@ class ConfigReader : private KeyReader {
 
   // Of a model all of whose layers have experts, if one has.
   void check_size() {
-    const auto attention_rows = [](const models::AttentionSpec& attention) { // of q, k, v, o
-      return 2.0 * static_cast<double>(attention.heads + attention.kv_heads) * static_cast<double>(attention.head_dim);
+    const auto mixer_rows = [](const models::LayerKind& kind) { // of q, k, v, o
+      const models::AttentionSpec& attention = kind.attention;
+      return kind.delta ? static_cast<double>(kind.delta->conv_channels() + 2 * kind.delta->value_width())
+                        : static_cast<double>(attention.query_rows() + attention.query_width()) +
+              2.0 * static_cast<double>(attention.key_value_width());
     };
     const std::optional<models::ExpertsSpec>& experts = kind_.mlp.experts;
     const double block = static_cast<double>(config_.hidden_size) *
         (3.0 * static_cast<double>(kind_.mlp.ffn) * static_cast<double>(experts ? experts->count : 1) +
-         std::max(attention_rows(kind_.attention), attention_rows(full_kind_.attention)));
+         std::max({mixer_rows(kind_), mixer_rows(full_kind_), mixer_rows(linear_kind_)}));
     const double total = block * static_cast<double>(num_layers_) +
         2.0 * static_cast<double>(config_.vocab_size) * static_cast<double>(config_.hidden_size);
     if (total > kMaxParameters) {
@@ -178,6 +185,9 @@ class ConfigReader : private KeyReader {
       take("sliding_window_pattern"); // which layer_types overrules
     }
     const std::optional<std::vector<bool>> listed = listed_windows();
+    if (family_.describe_linear != nullptr && !listed) {
+      linear_ = layers_at_intervals();
+    }
     std::vector<bool> slides = listed ? *listed : default_windows(has_window);
     if (family_.windows == WindowLayers::kPatternThenFull && !slides.empty() && slides.back()) {
       slides.back() = false;
@@ -210,6 +220,7 @@ class ConfigReader : private KeyReader {
           ")");
     }
     slides.resize(static_cast<size_t>(num_layers_)); // of another size after a complaint
+    linear_.resize(static_cast<size_t>(num_layers_));
     slides_ = std::move(slides);
     window_ = has_window ? window : std::nullopt;
   }
@@ -228,7 +239,7 @@ class ConfigReader : private KeyReader {
                                                                          : family_.has_experts(*this, num_layers_);
     std::vector<models::LayerKind> each;
     for (size_t layer = 0; layer < slides_.size(); ++layer) {
-      models::LayerKind& kind = each.emplace_back(slides_[layer] ? kind_ : full_kind_);
+      models::LayerKind& kind = each.emplace_back(linear_[layer] ? linear_kind_ : slides_[layer] ? kind_ : full_kind_);
       kind.attention.window = slides_[layer] ? window_ : std::nullopt;
       kind.attention.rope = family_.rope.by_layer_type && slides_[layer] ? 1 : 0;
       if (!rotates[layer]) {
@@ -270,19 +281,49 @@ class ConfigReader : private KeyReader {
     return slides;
   }
 
+  // Which layers are of linear_attention, by full_attention_interval.
+  std::vector<bool> layers_at_intervals() {
+    const int64_t interval = optional_integer("full_attention_interval", 1, kMaxLayers).value_or(4);
+    std::vector<bool> linear;
+    for (int64_t layer = 0; layer < num_layers_; ++layer) {
+      linear.push_back((layer + 1) % interval != 0);
+    }
+    return linear;
+  }
+
+  // Keeps which layers of layer_types are of linear_attention. A full_attention_interval beside the list must say the
+  // same: transformers reads the list alone, but other programs the interval.
+  void read_linear(const Json& types) {
+    for (const Json& type : types) {
+      linear_.push_back(type == "linear_attention");
+    }
+    const Json* interval = take("full_attention_interval");
+    if (interval != nullptr && linear_.size() == static_cast<size_t>(num_layers_) && linear_ != layers_at_intervals()) {
+      complain(
+          "layer_types: full_attention in each full_attention_interval-th layer (", text(*interval),
+          ") and linear_attention in the others is expected, found ", text(types),
+          "; remove full_attention_interval if the list is right");
+    }
+  }
+
   // Which layers have a window, by layer_types; nullopt: the key is not given.
   std::optional<std::vector<bool>> listed_windows() {
     const Json* types = take("layer_types");
     if (types == nullptr) {
       return std::nullopt;
     }
+    const bool has_linear = family_.describe_linear != nullptr;
+    const std::string other = has_linear ? "linear_attention" : "sliding_attention";
     std::vector<bool> slides;
     for (const Json& type : *types) {
-      if (type != "full_attention" && type != "sliding_attention") {
-        complain("layer_types: full_attention or sliding_attention is expected, found ", text(type));
+      if (type != "full_attention" && type != other) {
+        complain("layer_types: full_attention or ", other, " is expected, found ", text(type));
         return slides;
       }
       slides.push_back(type == "sliding_attention");
+    }
+    if (has_linear) {
+      read_linear(*types);
     }
     if (!types->is_array() || static_cast<int64_t>(types->size()) != num_layers_) {
       complain(
@@ -296,7 +337,9 @@ class ConfigReader : private KeyReader {
   int64_t num_layers_ = 1;
   models::LayerKind kind_; // of all layers, but for windows, ropes and experts
   models::LayerKind full_kind_; // the same of layers without a window
+  models::LayerKind linear_kind_; // the same of layers of linear_attention
   std::vector<bool> slides_; // which layers have the window
+  std::vector<bool> linear_; // which layers are of linear_attention
   std::optional<int64_t> window_; // nullopt: none has one
   int64_t dense_ffn_ = 1; // of layers without experts
   Family family_{}; // llama's mathematics where the file names none that is supported

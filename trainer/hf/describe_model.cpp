@@ -50,24 +50,35 @@ void append_rope(std::string& text, const models::RopeSpec& rope) {
   }
 }
 
+void append_delta(std::string& text, const models::DeltaSpec& delta) {
+  absl::StrAppendFormat(
+      &text, "  gated delta rule: %d value heads of %d, %d key heads of %d, convolution over %d tokens",
+      delta.value_heads, delta.value_dim, delta.key_heads, delta.key_dim, delta.conv_width);
+}
+
+void append_attention(std::string& text, const models::AttentionSpec& attention, const models::ModelConfig& config) {
+  absl::StrAppendFormat(
+      &text, "  %d heads of %d, %d key/value heads%s%s%s%s%s", attention.heads, attention.head_dim, attention.kv_heads,
+      attention.qkv_bias ? ", qkv bias" : "",
+      attention.qk_norm ? (attention.v_norm ? ", q, k and v norms" : ", q and k norms") : "",
+      attention.keys_are_values ? ", keys are values" : "", attention.output_gate ? ", gated output" : "",
+      attention.softcap > 0 ? absl::StrFormat(", scores capped at %g", attention.softcap) : "");
+  if (attention.window) {
+    absl::StrAppendFormat(&text, ", window of %d tokens", *attention.window);
+  }
+  const models::AttentionSpec& first = config.kinds.front().attention;
+  if ((!config.kinds.front().delta && attention.rope != first.rope) || !attention.rope) {
+    absl::StrAppend(&text, attention.rope ? absl::StrCat(", rope ", *attention.rope + 1) : ", no rope");
+  }
+}
+
 void append_architecture(std::string& text, const models::ModelConfig& config) {
   absl::StrAppendFormat(
       &text, "  %s, %d layers, hidden %d, %s, vocabulary %d, %s embeddings\n", config.model_type, config.num_layers(),
       config.hidden_size, models::mlp_text(config), config.vocab_size, config.tie_word_embeddings ? "tied" : "untied");
   for (int64_t kind = 0; kind < static_cast<int64_t>(config.kinds.size()); ++kind) {
-    const models::AttentionSpec& attention = config.kinds[static_cast<size_t>(kind)].attention;
-    absl::StrAppendFormat(
-        &text, "  %d heads of %d, %d key/value heads%s%s%s%s", attention.heads, attention.head_dim, attention.kv_heads,
-        attention.qkv_bias ? ", qkv bias" : "",
-        attention.qk_norm ? (attention.v_norm ? ", q, k and v norms" : ", q and k norms") : "",
-        attention.keys_are_values ? ", keys are values" : "",
-        attention.softcap > 0 ? absl::StrFormat(", scores capped at %g", attention.softcap) : "");
-    if (attention.window) {
-      absl::StrAppendFormat(&text, ", window of %d tokens", *attention.window);
-    }
-    if (attention.rope != config.kinds.front().attention.rope || !attention.rope) {
-      absl::StrAppend(&text, attention.rope ? absl::StrCat(", rope ", *attention.rope + 1) : ", no rope");
-    }
+    const models::LayerKind& own = config.kinds[static_cast<size_t>(kind)];
+    own.delta ? append_delta(text, *own.delta) : append_attention(text, own.attention, config);
     if (config.kinds.size() > 1) {
       absl::StrAppendFormat(&text, ", in %d layers", config.count_of(kind));
     }
@@ -88,8 +99,9 @@ void append_architecture(std::string& text, const models::ModelConfig& config) {
 void append_unit(std::string& text, const models::UnitLayout& unit) {
   for (const models::ParamLayout& param : unit.params) {
     // Of experts, the first one.
-    const std::string others = param.groups > 1 ? absl::StrFormat(" and %d more", param.groups - 1) : std::string();
-    for (size_t i = 0; i < param.parts.size() / static_cast<size_t>(param.groups); ++i) {
+    const bool each = param.groups > 1 && param.parts.front().stacked == 1;
+    const std::string others = each ? absl::StrFormat(" and %d more", param.groups - 1) : std::string();
+    for (size_t i = 0; i < param.parts.size() / static_cast<size_t>(each ? param.groups : 1); ++i) {
       const models::ParamPart& part = param.parts[i];
       absl::StrAppendFormat(
           &text, "    %-50s [%s]%s\n", part.hf_name, absl::StrJoin(models::part_shape(param, part), ", "), others);

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "trainer/hf/experts_keys.h"
 #include "trainer/hf/gemma.h"
+#include "trainer/hf/qwen3_5.h"
 
 namespace distill::hf {
 namespace {
@@ -44,56 +46,9 @@ std::vector<bool> smollm3_ropes(KeyReader& keys, bool, const std::vector<bool>& 
   return rotates;
 }
 
-constexpr int64_t kMaxExperts = 4096;
-constexpr int64_t kMaxWidth = int64_t{1} << 24;
-
 void describe_qwen3_moe(KeyReader& keys, ModelConfig& model, LayerKind& kind) {
   kind.attention.qk_norm.emplace();
-  // transformers 5 writes the number of experts under the second name.
-  const std::optional<int64_t> named = keys.optional_integer("num_experts", 0, kMaxExperts);
-  const std::optional<int64_t> local = keys.optional_integer("num_local_experts", 0, kMaxExperts);
-  if (named && local && *named != *local) {
-    keys.complain("num_experts: as num_local_experts, ", *local, ", is expected, found ", *named);
-  }
-  models::ExpertsSpec experts{.count = named.value_or(local.value_or(128))};
-  experts.per_token = keys.optional_integer("num_experts_per_tok", 1, kMaxExperts).value_or(1);
-  experts.normalise = keys.boolean("norm_topk_prob", false);
-  const int64_t ffn = keys.optional_integer("moe_intermediate_size", 1, kMaxWidth).value_or(1);
-  const KeyReader::Json* coefficient = keys.take("router_aux_loss_coef");
-  // Without this key, transformers does not compute the loss.
-  if (keys.boolean("output_router_logits", false) && coefficient != nullptr && *coefficient != 0) {
-    model.router_aux_loss = keys.number("router_aux_loss_coef", *coefficient, 0, 1e6, 0);
-  }
-  if (experts.count == 0) {
-    return;
-  }
-  if (experts.per_token > experts.count) {
-    keys.complain(
-        "num_experts_per_tok: at most the number of experts, ", experts.count, ", is expected, found ",
-        experts.per_token);
-  }
-  kind.mlp.experts = experts;
-  kind.mlp.ffn = ffn;
-}
-
-std::vector<bool> qwen3_moe_layers(KeyReader& keys, int64_t layers) {
-  const int64_t step = keys.optional_integer("decoder_sparse_step", 1, kMaxExperts).value_or(1);
-  std::vector<bool> has_experts;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    has_experts.push_back((layer + 1) % step == 0);
-  }
-  const KeyReader::Json* dense = keys.take("mlp_only_layers");
-  if (dense != nullptr && !dense->is_array()) {
-    keys.complain("mlp_only_layers: a list of layers is expected, found ", KeyReader::text(*dense));
-  }
-  for (const KeyReader::Json& layer : dense != nullptr && dense->is_array() ? *dense : KeyReader::Json::array()) {
-    if (!layer.is_number_integer() || layer < 0 || layer >= layers) {
-      keys.complain("mlp_only_layers: layers in [0, ", layers - 1, "] are expected, found ", KeyReader::text(layer));
-    } else {
-      has_experts[layer.get<size_t>()] = false;
-    }
-  }
-  return has_experts;
+  read_experts(keys, model, kind);
 }
 
 constexpr Family kFamilies[] = {
@@ -135,7 +90,31 @@ constexpr Family kFamilies[] = {
        "moe_intermediate_size": 768, "router_aux_loss_coef": 0.001})",
      .describe = describe_qwen3_moe,
      .windows = WindowLayers::kSwitched,
-     .has_experts = qwen3_moe_layers},
+     .has_experts = layers_with_experts},
+    {.model_type = "qwen3_5_text",
+     .architecture = "Qwen3_5ForCausalLM",
+     .defaults = R"({"num_key_value_heads": 4, "head_dim": 256, "linear_conv_kernel_dim": 4,
+       "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+       "linear_num_value_heads": 32})",
+     .part_defaults =
+         R"({"vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
+             "num_attention_heads": 16, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+             "eos_token_id": null})",
+     .describe = describe_qwen3_5,
+     .describe_linear = describe_qwen3_5_linear,
+     .rope = {.partial = true, .default_partial = 0.25, .sections = true}},
+    {.model_type = "qwen3_5_moe_text",
+     .architecture = "Qwen3_5MoeForCausalLM",
+     .defaults = R"({"num_key_value_heads": 2, "head_dim": 256, "linear_conv_kernel_dim": 4,
+       "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+       "linear_num_value_heads": 32, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+       "shared_expert_intermediate_size": 512, "intermediate_size": 512, "router_aux_loss_coef": 0.001})",
+     .part_defaults =
+         R"({"vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+             "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "eos_token_id": null})",
+     .describe = describe_qwen3_5_moe,
+     .describe_linear = describe_qwen3_5_linear,
+     .rope = {.partial = true, .default_partial = 0.25, .sections = true}},
     {.model_type = "exaone4",
      .architecture = "Exaone4ForCausalLM",
      .defaults = R"({"num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4})",
@@ -268,6 +247,10 @@ constexpr MultimodalFamily kMultimodalFamilies[] = {
     {.model_type = "qwen3_5",
      .architecture = "Qwen3_5ForConditionalGeneration",
      .text_type = "qwen3_5_text",
+     .tied_by_default = false},
+    {.model_type = "qwen3_5_moe",
+     .architecture = "Qwen3_5MoeForConditionalGeneration",
+     .text_type = "qwen3_5_moe_text",
      .tied_by_default = false},
 };
 

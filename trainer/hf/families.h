@@ -32,6 +32,8 @@ struct FamilyRope {
   double sliding_theta = 10000; // of the layers with a window, where config.json has none
   const char* sliding_theta_key = nullptr; // its key beside rope_theta in older files
   bool partial = false; // partial_rotary_factor is computed
+  double default_partial = 1; // where config.json has none
+  bool sections = false; // positions may have three parts (mrope_*), which are equal for text
   bool proportional = false; // the type proportional is computed
   bool all_long = false; // the types su and yarn mean longrope
   bool scaled_queries = false; // llama_4_scaling_beta is required
@@ -50,6 +52,9 @@ struct Family {
   void (*describe)(KeyReader&, models::ModelConfig&, models::LayerKind&) = nullptr;
   // Sets what differs from that in layers without a window, of which there are so many; null: nothing does.
   void (*describe_full)(KeyReader&, const std::vector<int64_t>& layers, models::LayerKind&) = nullptr;
+  // Sets what differs from that in layers of linear_attention; null: the family has no such layers. Where config.json
+  // has no layer_types, all but each full_attention_interval-th layer are.
+  void (*describe_linear)(KeyReader&, models::LayerKind&) = nullptr;
   WindowLayers windows = WindowLayers::kNone;
   // Returns which layers have RoPE; null: all. `slides`: which layers have a window.
   std::vector<bool> (*rotates)(KeyReader&, bool has_window, const std::vector<bool>& slides) = nullptr;

@@ -120,6 +120,9 @@ class RopeReader {
       type = "longrope";
     }
     absl::flat_hash_set<std::string> allowed{"rope_type", "type", "rope_theta", "partial_rotary_factor"};
+    if (family_.sections) {
+      allowed.insert({"mrope_section", "mrope_interleaved"});
+    }
     const bool is_proportional = family_.proportional && type == "proportional";
     if (!is_proportional) {
       read_partial(name, rope, spec);
@@ -164,7 +167,9 @@ class RopeReader {
   // The share of each head that is rotated.
   void read_partial(const std::string& name, const Json& rope, models::RopeSpec& spec) {
     const Json* inner = keys_.take(rope, "partial_rotary_factor");
-    const Json* partial = inner ? inner : outer_partial_;
+    const Json* given = inner ? inner : outer_partial_;
+    const Json by_default = family_.default_partial;
+    const Json* partial = given == nullptr && family_.default_partial != 1 ? &by_default : given;
     if (partial == nullptr) {
       return;
     }

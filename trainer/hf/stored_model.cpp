@@ -30,6 +30,17 @@ std::string config_dtype(const std::string& safetensors_dtype) {
   return safetensors_dtype == "BF16" ? "bfloat16" : safetensors_dtype == "F16" ? "float16" : "float32";
 }
 
+// Whether the experts of a layer are one tensor or one each: both are in use.
+void settle_experts(const ModelFiles& files, models::ModelConfig& config) {
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    std::optional<models::ExpertsSpec>& experts =
+        config.kinds[static_cast<size_t>(config.layers[static_cast<size_t>(layer)])].mlp.experts;
+    if (experts && !stored_name(files, absl::StrCat("model.layers.", layer, ".mlp.experts.gate_up_proj")).empty()) {
+      experts->stacked_tensors = true;
+    }
+  }
+}
+
 } // namespace
 
 bool is_weight_dtype(std::string_view safetensors_dtype) {
@@ -66,13 +77,16 @@ bool equal_tensors(
 }
 
 void settle_by_tensors(const std::string& folder, bool has_dtype, models::ModelConfig& config, Notes* notes) {
-  if (has_dtype && !config.tie_word_embeddings) {
+  const bool has_experts =
+      std::any_of(config.kinds.begin(), config.kinds.end(), [](const auto& kind) { return kind.mlp.experts; });
+  if (has_dtype && !config.tie_word_embeddings && !has_experts) {
     return;
   }
   const absl::StatusOr<ModelFiles> files = open_model_files(folder);
   if (!files.ok()) {
     return;
   }
+  settle_experts(*files, config);
   const StoredTensor embedding = find_stored(*files, kEmbeddingTensor), head = find_stored(*files, kHeadTensor);
   const StoredTensor& table = embedding.file != nullptr ? embedding : head;
   if (!has_dtype && table.file != nullptr && is_weight_dtype(table.info->dtype)) {

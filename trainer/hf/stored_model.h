@@ -26,8 +26,9 @@ bool equal_tensors(
     const SafetensorsFile& one_file, const TensorInfo& one, const SafetensorsFile& other_file, const TensorInfo& other);
 
 // Corrects `config`, which was read from the folder's config.json: a model whose files have an embedding and an lm_head
-// of different values is untied, whatever tie_word_embeddings is; and without `has_dtype` its dtype is that of its
-// embedding. A folder whose weights are missing or cannot be opened is left to open_weights, which reports it.
+// of different values is untied, whatever tie_word_embeddings is; without `has_dtype` its dtype is that of its
+// embedding; and experts are stacked where one tensor has those of a layer. A folder whose weights are missing or
+// cannot be opened is left to open_weights, which reports it.
 void settle_by_tensors(const std::string& folder, bool has_dtype, models::ModelConfig& config, Notes* notes);
 
 } // namespace distill::hf

@@ -24,15 +24,22 @@ TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len) {
     const auto adapters = static_cast<double>(models::adapter_numel(config, block));
     flops.matrices += 2 * adapters;
     flops.matrix_gradients += 4 * adapters;
-    const models::AttentionSpec& attention = config.layer(block).attention;
-    flops.attention_causal += 4.0 * static_cast<double>(attention.query_width()) * attention.attended_tokens(seq_len);
+    const models::LayerKind& kind = config.layer(block);
+    if (kind.delta) {
+      flops.recurrence += kind.delta->rule_flops();
+    } else {
+      flops.attention_causal +=
+          4.0 * static_cast<double>(kind.attention.query_width()) * kind.attention.attended_tokens(seq_len);
+    }
   }
   flops.attention_full = 2 * flops.attention_causal;
   return flops;
 }
 
 double step_flops_per_token(const TokenFlops& student, const TokenFlops& teacher, bool causal) {
-  const auto attention = [causal](const TokenFlops& f) { return causal ? f.attention_causal : f.attention_full; };
+  const auto attention = [causal](const TokenFlops& f) {
+    return (causal ? f.attention_causal : f.attention_full) + f.recurrence;
+  };
   return student.matrices + student.matrix_gradients + 3 * attention(student) + teacher.matrices + attention(teacher);
 }
 

@@ -16,16 +16,20 @@ struct TokenFlops {
   double matrix_gradients = 0;
   double attention_full = 0; // 4 * heads * head_dim * seq_len a layer: the whole square of scores (PaLM's convention)
   double attention_causal = 0; // half of it: the scores that causal attention computes
+  double recurrence = 0; // of delta rules: 6 * value heads * key_dim * value_dim a layer, whatever the length is
 
   TokenFlops operator*(double factor) const {
-    return {matrices * factor, matrix_gradients * factor, attention_full * factor, attention_causal * factor};
+    return {
+        matrices * factor, matrix_gradients * factor, attention_full * factor, attention_causal * factor,
+        recurrence * factor};
   }
 };
 TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len);
 
-// Operations of a training step for one token of the student's: its forward pass, its backward pass (attention's at
-// twice the forward pass), and the teacher's forward pass over as many tokens as the teacher reads for each of the
-// student's (`teacher` counts them). Recomputation is not counted: these are model FLOPs, not hardware FLOPs.
+// Operations of a training step for one token of the student's: its forward pass, its backward pass (attention's and
+// recurrences' at twice the forward pass), and the teacher's forward pass over as many tokens as the teacher reads for
+// each of the student's (`teacher` counts them). Recomputation is not counted: these are model FLOPs, not hardware
+// FLOPs.
 double step_flops_per_token(const TokenFlops& student, const TokenFlops& teacher, bool causal);
 
 } // namespace distill::metrics

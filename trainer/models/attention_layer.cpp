@@ -1,6 +1,7 @@
 #include "trainer/models/attention_layer.h"
 
 #include "trainer/models/ops/attention.h"
+#include "trainer/models/ops/head_gate.h"
 #include "trainer/models/ops/rms_norm.h"
 
 namespace distill::models {
@@ -13,12 +14,25 @@ struct QkvViews {
 };
 
 QkvViews split_qkv(const AttentionSpec& spec, const at::Tensor& qkv_NA) {
-  const int64_t q_width = spec.query_width(), kv_width = spec.key_value_width();
-  const auto heads = [&](int64_t first, int64_t width) {
-    return qkv_NA.narrow(1, first, width).unflatten(1, {width / spec.head_dim, spec.head_dim});
+  const int64_t q_rows = spec.query_rows(), kv_width = spec.key_value_width();
+  const auto heads = [&](int64_t first, int64_t width, int64_t head_rows) {
+    return qkv_NA.narrow(1, first, width).unflatten(1, {width / head_rows, head_rows}).narrow(2, 0, spec.head_dim);
   };
   return {
-      heads(0, q_width), heads(q_width, kv_width), heads(q_width + (spec.keys_are_values ? 0 : kv_width), kv_width)};
+      heads(0, q_rows, q_rows / spec.heads), heads(q_rows, kv_width, spec.head_dim),
+      heads(q_rows + (spec.keys_are_values ? 0 : kv_width), kv_width, spec.head_dim)};
+}
+
+// The gates of the output, [N, heads, D], among the projection's outputs.
+at::Tensor gate_of(const AttentionSpec& spec, const at::Tensor& qkv_NA) {
+  return qkv_NA.narrow(1, 0, spec.query_rows())
+      .unflatten(1, {spec.heads, 2 * spec.head_dim})
+      .narrow(2, spec.head_dim, spec.head_dim);
+}
+
+// What the projection o reads: attention's output, or that with its gate.
+at::Tensor gated_output(const AttentionSpec& spec, const AttentionSaved& saved) {
+  return spec.output_gate ? head_gate_forward(saved.out_NQ, gate_of(spec, saved.qkv_NA)) : saved.out_NQ;
 }
 
 // The weight of a norm that has none.
@@ -48,15 +62,19 @@ QkvViews attention_inputs(
   return qkv;
 }
 
-// Gradient with respect to the fused projection's output (before q/k norm and RoPE).
+// Gradient with respect to the fused projection's output (before q/k norm and RoPE), given that of what o reads.
 at::Tensor qkv_backward(
-    const AttentionContext& context, const AttentionParams& params, const at::Tensor& dout_NQ, AttentionSaved& saved,
+    const AttentionContext& context, const AttentionParams& params, at::Tensor dout_NQ, AttentionSaved& saved,
     AttentionParams& grads) {
   const AttentionSpec& spec = context.spec;
   const QkvViews projected = split_qkv(spec, saved.qkv_NA);
   const QkvViews qkv = attention_inputs(context, params, saved.qkv_NA, saved);
   at::Tensor dqkv_NA = at::empty_like(saved.qkv_NA);
   QkvViews grad = split_qkv(spec, dqkv_NA);
+  if (spec.output_gate) {
+    at::Tensor dgate_NAD = gate_of(spec, dqkv_NA);
+    dout_NQ = head_gate_backward(dout_NQ, saved.out_NQ, gate_of(spec, saved.qkv_NA), dgate_NAD);
+  }
   if (spec.keys_are_values) {
     grad.v_NKD = at::empty(projected.v_NKD.sizes(), dqkv_NA.options());
   }
@@ -99,17 +117,19 @@ at::Tensor attention_layer_forward(
     saved.out_NQ = std::move(attention.out_NQ);
     saved.lse = std::move(attention.lse);
   }
-  const Operand operand = operand_of(params.o, saved.out_NQ);
+  const Operand operand = operand_of(params.o, gated_output(spec, saved));
   return residual_NH.defined() ? multiply_add(params.o, operand, residual_NH) : multiply(params.o, operand);
 }
 
 at::Tensor attention_layer_backward(
     const AttentionContext& context, const AttentionParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,
     const SublayerInput& input, AttentionSaved& saved, AttentionParams& grads, at::Tensor& dnorm_H) {
-  add_weight_gradient(params.o, grads.o, dy_NH, saved.out_NQ);
-  const at::Tensor dout_NQ = input_gradient(params.o, dy_NH);
+  if (grads.o.needs_input()) {
+    add_weight_gradient(params.o, grads.o, dy_NH, gated_output(context.spec, saved));
+  }
+  at::Tensor dout_NQ = input_gradient(params.o, dy_NH);
   dy_NH.reset();
-  const at::Tensor dqkv_NA = qkv_backward(context, params, dout_NQ, saved, grads);
+  const at::Tensor dqkv_NA = qkv_backward(context, params, std::move(dout_NQ), saved, grads);
   saved.qkv_NA.reset();
   saved.out_NQ.reset();
   add_bias_gradient(grads.qkv, dqkv_NA);

@@ -10,7 +10,7 @@
 #include "trainer/models/sequence.h"
 
 // The attention sublayer as a pair of functions. N tokens, H hidden, D head_dim, Q = heads * D,
-// A = (heads + 2 kv heads) * D.
+// A = (heads + 2 kv heads) * D, and Q more with gates of the output.
 namespace distill::models {
 
 struct AttentionParams {
@@ -25,7 +25,7 @@ struct AttentionSaved {
   at::Tensor q_rstd; // [N * heads], over all heads [N]; with q/k norms only
   at::Tensor k_rstd; // [N * kv heads], or [N]
   at::Tensor v_rstd; // [N * kv heads]; with a norm of v only
-  at::Tensor out_NQ; // attention's output, which the projection o reads
+  at::Tensor out_NQ; // attention's output, which, with its gate, the projection o reads
   at::Tensor lse;
 
   // Lists the tensors in the order of BlockSaved::all().

@@ -45,6 +45,19 @@ AttentionContext attention_context(const BlockContext& context) {
       spec.rope ? context.ropes.at(static_cast<size_t>(*spec.rope)) : RopeAngles()};
 }
 
+at::Tensor mixer_forward(
+    const BlockContext& context, const BlockParams& params, SublayerInput& input, const at::Tensor& residual_NH,
+    BlockSaved& saved) {
+  const LayerKind& kind = context.kind;
+  return kind.delta
+      ? delta_layer_forward({*kind.delta, kind.norm_eps, context.seq}, params.delta, input, residual_NH, saved.delta)
+      : attention_layer_forward(attention_context(context), params.attention, input, residual_NH, saved.attention);
+}
+
+const Projection& mixer_output(const LayerKind& kind, const BlockParams& params) {
+  return kind.delta ? params.delta.out : params.attention.o;
+}
+
 // The forward pass up to the residual stream after attention. Returns the input of the MLP's sublayer.
 SublayerInput forward_attention(
     const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH, BlockSaved& saved) {
@@ -54,10 +67,9 @@ SublayerInput forward_attention(
   SublayerInput input = input_of(norms, kind, x_NH, params.attn_norm_H);
   // On CUDA the kernel of the MLP's norm adds the residual, on the CPU the matrix product does.
   const bool norm_adds =
-      kind.mlp_norms.before.has_value() && (device::runs_on_cuda(x_NH) || params.attention.o.is_float8());
+      kind.mlp_norms.before.has_value() && (device::runs_on_cuda(x_NH) || mixer_output(kind, params).is_float8());
   const bool product_adds = !norms.after && !norm_adds;
-  at::Tensor out_NH = attention_layer_forward(
-      attention_context(context), params.attention, input, product_adds ? x_NH : at::Tensor(), saved.attention);
+  at::Tensor out_NH = mixer_forward(context, params, input, product_adds ? x_NH : at::Tensor(), saved);
   saved.attn_rstd_N = std::move(input.rstd_N);
   if (norms.after) {
     saved.attn_out_NH = std::move(out_NH);
@@ -179,7 +191,7 @@ at::Tensor mlp_backward_in_tiles(
     }
     at::Tensor rows_NH = rows_of(tile, dy_NH);
     rows_NH.copy_(mlp_backward(context, own, rows_NH, tile.first, part, grads));
-    for (Projection* projection : {&grads.mlp.router, &grads.mlp.gate_up, &grads.mlp.down}) {
+    for (const auto& [name, projection] : grads.mlp.projections()) {
       projection->is_new = false; // the next tile adds to the weight's gradient
     }
   }
@@ -206,24 +218,24 @@ at::Tensor backward_to_mid(
   return mlp_backward(context, params, dy_NH, /*first_token=*/0, saved, grads);
 }
 
-template <typename Params, typename Pointer>
-std::vector<std::pair<std::string, Pointer>> projections_of(Params& params) {
-  return {
-      {"qkv", &params.attention.qkv},
-      {"o", &params.attention.o},
-      {"router", &params.mlp.router},
-      {"gate_up", &params.mlp.gate_up},
-      {"down", &params.mlp.down}};
-}
-
 } // namespace
 
 std::vector<std::pair<std::string, Projection*>> BlockParams::projections() {
-  return projections_of<BlockParams, Projection*>(*this);
+  std::vector<std::pair<std::string, Projection*>> all{{"qkv", &attention.qkv}, {"o", &attention.o},
+                                                       {"conv", &delta.conv},   {"ba", &delta.ba},
+                                                       {"qkvz", &delta.qkvz},   {"delta_out", &delta.out}};
+  for (auto& projection : mlp.projections()) {
+    all.push_back(std::move(projection));
+  }
+  return all;
 }
 
 std::vector<std::pair<std::string, const Projection*>> BlockParams::projections() const {
-  return projections_of<const BlockParams, const Projection*>(*this);
+  std::vector<std::pair<std::string, const Projection*>> all;
+  for (const auto& [name, projection] : const_cast<BlockParams*>(this)->projections()) {
+    all.emplace_back(name, projection);
+  }
+  return all;
 }
 
 BlockParams block_params(const std::function<at::Tensor(const std::string& name)>& find) {
@@ -232,6 +244,9 @@ BlockParams block_params(const std::function<at::Tensor(const std::string& name)
   params.attn_out_norm_H = find("attn_out_norm");
   params.attention.q_norm = find("q_norm");
   params.attention.k_norm = find("k_norm");
+  params.delta.a_log_A = find("a_log");
+  params.delta.dt_bias_A = find("dt_bias");
+  params.delta.gate_norm_D = find("gate_norm");
   params.mlp_norm_H = find("mlp_norm");
   params.mlp_out_norm_H = find("mlp_out_norm");
   params.output_scale = find("output_scale");
@@ -281,13 +296,14 @@ void BlockParams::set_dropout(Dropout dropout) {
 
 std::vector<at::Tensor*> BlockSaved::all() {
   // A member that is missing in this list does not compile: a structured binding names every member.
-  auto& [x, attn_rstd, attn_out_rstd, attention_saved, mid, mlp_rstd, mlp_out_rstd, mlp_saved, attn_out, mlp_out] =
+  auto& [x, attn_rstd, attn_out_rstd, attention_saved, delta_saved, mid, mlp_rstd, mlp_out_rstd, mlp_saved, attn_out, mlp_out] =
       *this;
   std::vector<at::Tensor*> tensors{&x, &attn_rstd, &attn_out_rstd};
   const auto append = [&tensors](const std::vector<at::Tensor*>& more) {
     tensors.insert(tensors.end(), more.begin(), more.end());
   };
   append(attention_saved.all());
+  append(delta_saved.all());
   append({&mid, &mlp_rstd, &mlp_out_rstd});
   append(mlp_saved.all());
   append({&attn_out, &mlp_out});
@@ -322,6 +338,8 @@ BlockSaved save_input_and_attention(BlockSaved all) {
   BlockSaved saved = save_input_only(all.x_NH);
   saved.attention.out_NQ = std::move(all.attention.out_NQ);
   saved.attention.lse = std::move(all.attention.lse);
+  saved.delta.out_NV = std::move(all.delta.out_NV);
+  saved.delta.written_NV = std::move(all.delta.written_NV);
   return saved;
 }
 
@@ -355,9 +373,14 @@ at::Tensor block_backward(
         out_norm(kind.attention_norms, params.attn_norm_H, params.attn_out_norm_H),
         out_norm(kind.attention_norms, grads.attn_norm_H, grads.attn_out_norm_H));
   }
+  const SublayerInput input = input_of(kind.attention_norms, kind, saved.x_NH, params.attn_norm_H, saved.attn_rstd_N);
+  if (kind.delta) {
+    return delta_layer_backward(
+        {*kind.delta, kind.norm_eps, context.seq}, params.delta, std::move(dout_NH), dmid_NH, input, saved.delta,
+        grads.delta, grads.attn_norm_H);
+  }
   return attention_layer_backward(
-      attention_context(context), params.attention, std::move(dout_NH), dmid_NH,
-      input_of(kind.attention_norms, kind, saved.x_NH, params.attn_norm_H, saved.attn_rstd_N), saved.attention,
+      attention_context(context), params.attention, std::move(dout_NH), dmid_NH, input, saved.attention,
       grads.attention, grads.attn_norm_H);
 }
 

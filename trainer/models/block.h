@@ -6,14 +6,17 @@
 #include <vector>
 
 #include "trainer/models/attention_layer.h"
+#include "trainer/models/delta_layer.h"
 #include "trainer/models/layer_kind.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/mlp_layer.h"
 #include "trainer/models/ops/rope.h"
 #include "trainer/models/sequence.h"
 
-// One decoder block as a pair of functions: norms, residuals, and the two sublayers. Dimensions as in attention_layer.h
-// and mlp_layer.h. Compute dtypes: bf16, fp16, fp32, fp64; statistics are fp32 (fp64 for fp64).
+// One decoder block as a pair of functions: norms, residuals, and the two sublayers. Dimensions as in
+// attention_layer.h, delta_layer.h and mlp_layer.h. Where a kind has a delta rule, it stands in attention's place, and
+// what is said of attention and its norms is said of it. Compute dtypes: bf16, fp16, fp32, fp64; statistics are fp32
+// (fp64 for fp64).
 namespace distill::models {
 
 // Views of a unit's flat buffer. The same struct names the parameters' gradients (fp32, or fp64 for fp64; accumulated
@@ -21,7 +24,8 @@ namespace distill::models {
 struct BlockParams {
   at::Tensor attn_norm_H; // of attention's input; of its output, if that has the sublayer's only norm
   at::Tensor attn_out_norm_H; // of attention's output, if its input has a norm, too
-  AttentionParams attention;
+  AttentionParams attention; // all undefined of a kind with a delta rule
+  DeltaParams delta; // all undefined of one without
   at::Tensor mlp_norm_H; // in the same way
   at::Tensor mlp_out_norm_H;
   MlpParams mlp;
@@ -50,10 +54,11 @@ void add_trained(BlockParams& frozen, const BlockParams& trained);
 // pass, which takes elementwise work only and no matrix product. Where the MLP is computed in tiles
 // (BlockContext::tile_tokens), nothing of it is saved: 36 KiB per token.
 struct BlockSaved {
-  at::Tensor x_NH; // block input; all that the recompute policy saves, or all but attention.out_NQ and attention.lse
+  at::Tensor x_NH; // block input; all that the recompute policy saves, or all but what attention computed
   at::Tensor attn_rstd_N; // with a norm of attention's input
   at::Tensor attn_out_rstd_N; // with a norm of its output
   AttentionSaved attention;
+  DeltaSaved delta;
   at::Tensor mid_NH; // residual stream after attention
   at::Tensor mlp_rstd_N;
   at::Tensor mlp_out_rstd_N;
@@ -64,6 +69,10 @@ struct BlockSaved {
   // Whether the forward pass has to run again, with attention or without it.
   bool input_only() const {
     return !mid_NH.defined();
+  }
+  // Whether attention's output is there.
+  bool has_attention() const {
+    return attention.out_NQ.defined() || delta.out_NV.defined();
   }
   // Every tensor in a fixed order, undefined ones included.
   std::vector<at::Tensor*> all();

@@ -9,8 +9,8 @@
 #include "data/base/enum_names.h"
 #include "trainer/models/ops/attention_options.h"
 
-// What a decoder layer computes. A layer has two sublayers, attention and MLP; each reads the residual stream, or an
-// RMSNorm of it, and adds its output, or an RMSNorm of its output, to the stream.
+// What a decoder layer computes. A layer has two sublayers, attention (or what is in its place) and MLP; each reads the
+// residual stream, or an RMSNorm of it, and adds its output, or an RMSNorm of its output, to the stream.
 namespace distill::models {
 
 // An RMSNorm over the hidden size.
@@ -49,6 +49,9 @@ struct AttentionSpec {
   std::optional<QkNormSpec> qk_norm;
   bool v_norm = false; // an RMSNorm without a weight over each head of v
   bool keys_are_values = false; // there is no projection of v: its place is taken by k's, before k's norm and RoPE
+  // The output is multiplied by the sigmoid of a gate. The projection of q has the gates, too: the rows of a head's
+  // query, then those of its gate.
+  bool output_gate = false;
   std::optional<int64_t> rope = 0; // index into ModelConfig::ropes; nullopt: the layer has no RoPE
 
   int64_t query_width() const {
@@ -57,8 +60,11 @@ struct AttentionSpec {
   int64_t key_value_width() const {
     return kv_heads * head_dim;
   }
+  int64_t query_rows() const { // of the projection of q
+    return query_width() * (output_gate ? 2 : 1);
+  }
   int64_t qkv_width() const {
-    return query_width() + (keys_are_values ? 1 : 2) * key_value_width();
+    return query_rows() + (keys_are_values ? 1 : 2) * key_value_width();
   }
   AttentionOptions options() const;
   // How many tokens a token of a sequence of this length attends to, on average: half of them, or with a shorter window
@@ -69,6 +75,32 @@ struct AttentionSpec {
     return seen - seen * seen / (2 * length);
   }
   bool operator==(const AttentionSpec&) const = default;
+};
+
+// A gated delta rule (Yang et al. 2024, "Gated Delta Networks"): a recurrence along a document, in attention's place.
+// q, k and v pass through a causal convolution and SiLU. Each value head has a state, a matrix of key_dim x value_dim
+// numbers, which starts at zero with each document (ops/delta_rule.h). Its output is normalised and gated.
+struct DeltaSpec {
+  int64_t key_heads = 0; // of q and of k; several value heads may share one
+  int64_t value_heads = 0;
+  int64_t key_dim = 0;
+  int64_t value_dim = 0;
+  int64_t conv_width = 4; // tokens that an output of the convolution sees, itself included
+
+  int64_t key_width() const {
+    return key_heads * key_dim;
+  }
+  int64_t value_width() const {
+    return value_heads * value_dim;
+  }
+  int64_t conv_channels() const { // q, k, v
+    return 2 * key_width() + value_width();
+  }
+  // Operations of a forward pass for one token: reading the state by k, writing to it, reading it by q.
+  double rule_flops() const {
+    return 6.0 * static_cast<double>(value_width()) * static_cast<double>(key_dim);
+  }
+  bool operator==(const DeltaSpec&) const = default;
 };
 
 // The activation of a gated MLP, gate and up being its two inputs.
@@ -87,6 +119,10 @@ struct ExpertsSpec {
   int64_t count = 0;
   int64_t per_token = 0; // experts that a token visits
   bool normalise = false; // the probabilities of a token's experts are divided by their sum
+  // Of a further expert, outputs of gate and of up: each token visits it, and its output is multiplied by the sigmoid
+  // of a product of the token with a vector. 0: there is none.
+  int64_t shared_ffn = 0;
+  bool stacked_tensors = false; // in a model folder all experts' gate and up are one tensor, and down another
 
   bool operator==(const ExpertsSpec&) const = default;
 };
@@ -107,6 +143,7 @@ struct MlpSpec {
 struct LayerKind {
   SublayerNorms attention_norms{.before = NormSpec{"input_layernorm"}, .after = {}};
   AttentionSpec attention;
+  std::optional<DeltaSpec> delta; // in attention's place, whose description then says nothing; nullopt: attention
   SublayerNorms mlp_norms{.before = NormSpec{"post_attention_layernorm"}, .after = {}};
   MlpSpec mlp;
   double norm_eps = 1e-6; // of all of the layer's norms, those of q and k included

@@ -3,8 +3,17 @@
 #include <ATen/ATen.h>
 #include <absl/strings/str_cat.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace distill::models {
 namespace {
+
+// log of 8, the mean of the numbers from 0 to 16 whose logarithms transformers draws.
+constexpr double kInitialALog = 2.0794415416798357;
+
+// Matrices whose products are few numbers with a large effect.
+constexpr std::string_view kNeverFloat8[] = {"conv", "ba", "router", "shared_gate"};
 
 int64_t align(int64_t elements) {
   return (elements + kParamAlignment - 1) / kParamAlignment * kParamAlignment;
@@ -22,6 +31,26 @@ void add_norm(UnitLayout& unit, std::string name, int64_t size, std::string hf_n
   add_param(unit, std::move(name), {size}, std::move(hf_name), 1 - offset);
 }
 
+// The vectors of a gated delta rule.
+void add_delta_vectors(UnitLayout& unit, const DeltaSpec& delta, const std::string& prefix) {
+  add_param(unit, "a_log", {delta.value_heads}, prefix + "A_log", kInitialALog);
+  add_param(unit, "dt_bias", {delta.value_heads}, prefix + "dt_bias", /*initial=*/1);
+  add_norm(unit, "gate_norm", delta.value_dim, prefix + "norm.weight", /*offset=*/0);
+}
+
+// Its matrices; those that are never in float8 come first.
+void add_delta_matrices(UnitLayout& unit, const DeltaSpec& delta, int64_t hidden, const std::string& prefix) {
+  const int64_t heads = delta.value_heads, channels = delta.conv_channels(), width = delta.value_width();
+  add_param(unit, "conv", {channels, 1, delta.conv_width}, prefix + "conv1d.weight");
+  add_param(
+      unit, "ba", {2 * heads, hidden},
+      {{prefix + "in_proj_b.weight", 0, heads}, {prefix + "in_proj_a.weight", heads, heads}});
+  add_param(
+      unit, "qkvz", {channels + width, hidden},
+      {{prefix + "in_proj_qkv.weight", 0, channels}, {prefix + "in_proj_z.weight", channels, width}});
+  add_param(unit, "delta_out", {hidden, width}, prefix + "out_proj.weight");
+}
+
 int64_t sum_over_params(const std::vector<UnitLayout>& layouts, int64_t (ParamLayout::*count)() const) {
   int64_t total = 0;
   for (const UnitLayout& layout : layouts) {
@@ -37,7 +66,12 @@ void add_mlp(UnitLayout& unit, const LayerKind& kind, int64_t hidden, const std:
   const MlpSpec& mlp = kind.mlp;
   const int64_t groups = mlp.experts ? mlp.experts->count : 1, ffn = mlp.ffn;
   std::vector<ParamPart> gate_up, down;
-  for (int64_t group = 0; group < groups; ++group) {
+  const bool stacked = mlp.experts && mlp.experts->stacked_tensors;
+  if (stacked) {
+    gate_up.push_back({prefix + "experts.gate_up_proj", 0, groups * 2 * ffn, groups});
+    down.push_back({prefix + "experts.down_proj", 0, groups * hidden, groups});
+  }
+  for (int64_t group = 0; group < groups && !stacked; ++group) {
     const std::string name = mlp.experts ? absl::StrCat(prefix, "experts.", group, ".") : prefix;
     if (kind.fused_tensors) {
       gate_up.push_back({name + "gate_up_proj.weight", 2 * group * ffn, 2 * ffn});
@@ -54,6 +88,14 @@ void add_mlp(UnitLayout& unit, const LayerKind& kind, int64_t hidden, const std:
   };
   add("gate_up", {groups * 2 * ffn, hidden}, std::move(gate_up));
   add("down", {groups * hidden, ffn}, std::move(down));
+  if (mlp.experts && mlp.experts->shared_ffn > 0) {
+    const int64_t shared = mlp.experts->shared_ffn;
+    const std::string name = prefix + "shared_expert.";
+    add_param(
+        unit, "shared_gate_up", {2 * shared, hidden},
+        {{name + "gate_proj.weight", 0, shared}, {name + "up_proj.weight", shared, shared}});
+    add_param(unit, "shared_down", {hidden, shared}, name + "down_proj.weight");
+  }
 }
 
 } // namespace
@@ -62,7 +104,7 @@ void add_param(
     UnitLayout& unit, std::string name, std::vector<int64_t> shape, std::vector<ParamPart> parts, double initial) {
   ParamLayout param;
   param.name = std::move(name);
-  param.is_matrix = shape.size() > 1;
+  param.is_matrix = param.drawn = shape.size() > 1;
   param.shape = std::move(shape);
   param.offset = unit.numel;
   param.parts = std::move(parts);
@@ -75,8 +117,8 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
   const LayerKind& kind = config.layer(index);
   const AttentionSpec& attention = kind.attention;
   const int64_t hidden = config.hidden_size;
-  const int64_t q_rows = attention.query_width(), kv_rows = attention.key_value_width();
-  const std::string layer = absl::StrCat("model.layers.", index, ".");
+  const int64_t q_rows = attention.query_rows(), kv_rows = attention.key_value_width();
+  const std::string layer = absl::StrCat("model.layers.", index, "."), delta = layer + "linear_attn.";
   const auto qkv_parts = [&](const char* suffix) -> std::vector<ParamPart> {
     const std::string attn = layer + "self_attn.";
     if (kind.fused_tensors) {
@@ -105,6 +147,9 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
     }
   };
   add_norms(kind.attention_norms, "attn");
+  if (kind.delta) {
+    add_delta_vectors(unit, *kind.delta, delta);
+  }
   if (attention.qkv_bias) {
     add_param(unit, "qkv_bias", {attention.qkv_width()}, qkv_parts("bias"));
   }
@@ -118,14 +163,22 @@ UnitLayout block_layout(const ModelConfig& config, int64_t index) {
     add_param(unit, "output_scale", {1}, layer + "layer_scalar", /*initial=*/1);
     unit.params.back().trained = false;
   }
-  add_param(unit, "qkv", {attention.qkv_width(), hidden}, qkv_parts("weight"));
-  add_param(unit, "o", {hidden, q_rows}, layer + "self_attn.o_proj.weight");
+  if (kind.delta) {
+    add_delta_matrices(unit, *kind.delta, hidden, delta);
+  } else {
+    add_param(unit, "qkv", {attention.qkv_width(), hidden}, qkv_parts("weight"));
+    add_param(unit, "o", {hidden, attention.query_width()}, layer + "self_attn.o_proj.weight");
+  }
   if (kind.mlp.experts) {
     add_param(unit, "router", {kind.mlp.experts->count, hidden}, layer + "mlp.gate.weight");
+    if (kind.mlp.experts->shared_ffn > 0) {
+      add_param(unit, "shared_gate", {1, hidden}, layer + "mlp.shared_expert_gate.weight");
+    }
   }
   add_mlp(unit, kind, hidden, layer + "mlp.");
   for (ParamLayout& param : unit.params) {
-    param.may_be_float8 = param.is_matrix && param.name != "router";
+    param.may_be_float8 = param.is_matrix &&
+        std::find(std::begin(kNeverFloat8), std::end(kNeverFloat8), param.name) == std::end(kNeverFloat8);
   }
   return unit;
 }
@@ -210,7 +263,10 @@ int64_t active_parameter_count(const std::vector<UnitLayout>& layouts) {
 
 std::vector<int64_t> part_shape(const ParamLayout& param, const ParamPart& part) {
   std::vector<int64_t> shape = param.shape;
-  shape.front() = part.rows;
+  shape.front() = part.rows / part.stacked;
+  if (part.stacked > 1) {
+    shape.insert(shape.begin(), part.stacked);
+  }
   return shape;
 }
 

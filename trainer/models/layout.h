@@ -18,6 +18,7 @@ struct ParamPart {
   std::string hf_name;
   int64_t first_row = 0;
   int64_t rows = 0;
+  int64_t stacked = 1; // the tensor has a further dimension, of so many matrices that are one below the other here
 };
 
 // Where the product of an adapter's B is added.
@@ -30,8 +31,9 @@ struct ParamLayout {
   std::string name; // within the unit: "qkv", "down", "attn_norm", ...
   std::vector<int64_t> shape;
   int64_t offset = 0; // elements from the unit's start; a multiple of kParamAlignment. Of a packed unit: bytes
-  bool is_matrix = false; // weight decay applies, and a model without weights draws it at random
-  double initial = 0; // of a vector of random weights: the value of its elements
+  bool is_matrix = false; // weight decay applies
+  bool drawn = false; // a model without weights draws it at random
+  double initial = 0; // of a model without weights, where it is not drawn: the value of its elements
   bool trained = true; // false: it has no gradient and stays as it is
   bool may_be_float8 = false; // a matrix product of a block that float8 may round
   // Matrices that are one below the other, of equally many rows: those of the experts. A token multiplies only
@@ -101,7 +103,7 @@ int64_t parameter_count(const std::vector<UnitLayout>& layouts);
 // Counts those of them with which each token is computed: of experts, as many as a token visits.
 int64_t active_parameter_count(const std::vector<UnitLayout>& layouts);
 
-// Returns the shape of the Hugging Face tensor: the parameter's shape, with the part's number of rows.
+// Returns the shape of the Hugging Face tensor: the parameter's shape, with the part's number of rows, or stacked.
 std::vector<int64_t> part_shape(const ParamLayout& param, const ParamPart& part);
 
 // The elements [tensor_begin, tensor_begin + count) of one Hugging Face tensor, which lie at flat_begin of the flat

@@ -5,10 +5,15 @@
 
 namespace distill::models {
 
+std::vector<std::pair<std::string, Projection*>> MlpParams::projections() {
+  return {{"router", &router}, {"shared_gate", &shared_gate},       {"gate_up", &gate_up},
+          {"down", &down},     {"shared_gate_up", &shared_gate_up}, {"shared_down", &shared_down}};
+}
+
 std::vector<at::Tensor*> MlpSaved::all() {
-  auto& [gate_up, routing] = *this; // a member that is missing here does not compile
+  auto& [gate_up, routing, shared_gate, shared_gate_up] = *this; // a member that is missing here does not compile
   auto& [probs, experts, visits, places, ends] = routing;
-  return {&gate_up, &probs, &experts, &visits, &places, &ends};
+  return {&gate_up, &probs, &experts, &visits, &places, &ends, &shared_gate, &shared_gate_up};
 }
 
 void mlp_layer_rebuild(const MlpContext& context, const MlpParams& params, SublayerInput& input, MlpSaved& saved) {

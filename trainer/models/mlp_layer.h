@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "trainer/models/layer_kind.h"
@@ -10,18 +12,25 @@
 #include "trainer/models/router_balance.h"
 
 // The MLP sublayer as a pair of functions. N tokens, H hidden, F ffn. With experts, moe_layer.h computes it: E experts,
-// M visits of tokens to experts in place of N, and the experts' weights one below the other.
+// M visits of tokens to experts in place of N, and the experts' weights one below the other; L the shared expert's ffn.
 namespace distill::models {
 
 struct MlpParams {
   Projection router; // [E, H]; without experts its weight is undefined
   Projection gate_up; // [2F, H]: gate, then up; of experts [E * 2F, H]
   Projection down; // [H, F]; of experts [E * H, F]
+  Projection shared_gate; // [1, H]; of a shared expert, as the two below
+  Projection shared_gate_up; // [2L, H]
+  Projection shared_down; // [H, L]
+
+  std::vector<std::pair<std::string, Projection*>> projections(); // in the order of the layout, with their names there
 };
 
 struct MlpSaved {
   at::Tensor gate_up_N2F;
   Routing routing; // undefined tensors without experts
+  at::Tensor shared_gate_N1; // fp32: before the sigmoid; with a shared expert only
+  at::Tensor shared_gate_up_N2L;
 
   // Lists the tensors in the order of BlockSaved::all().
   std::vector<at::Tensor*> all();

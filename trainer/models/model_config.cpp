@@ -76,6 +76,9 @@ std::string mlp_text(const ModelConfig& config) {
     }
     if (mlp.experts) {
       absl::StrAppend(&text, ", ", mlp.experts->per_token, " for each token");
+      if (mlp.experts->shared_ffn > 0) {
+        absl::StrAppend(&text, ", a shared one of ffn ", mlp.experts->shared_ffn);
+      }
     }
   }
   return text;

@@ -8,7 +8,8 @@
 // The router's logits and probabilities are fp32 (fp64 for fp64), from operands in the compute dtype. Tokens are sorted
 // by the experts that they visit, and the experts' products are grouped (ops/grouped_linear.h). A visit's weight
 // multiplies the gated product, before the last matrix product: that has fewer elements than its result, and the
-// weight's gradient is then a product with what is computed again anyway. No order of additions depends on timing:
+// weight's gradient is then a product with what is computed again anyway. So does the gate of a shared expert, whose
+// logits are fp32, too. No order of additions depends on timing:
 // results are equal bit for bit in every run.
 namespace distill::models {
 

@@ -20,7 +20,7 @@ class RandomWeights : public WeightSource {
 
  protected:
   void copy_tensor(const FlatPiece& piece, int64_t first, at::Tensor dst) const override {
-    if (!piece.param->is_matrix) {
+    if (!piece.param->drawn) {
       dst.fill_(piece.param->initial);
       return;
     }

@@ -14,6 +14,11 @@ namespace {
 constexpr double kForwardBytes = 4 + 4 + 4 + 2 + 2;
 constexpr double kBackwardBytes = 2 * (4 + 4) + (2 + 2) + (2 + 2 * 2);
 
+// The speed of a delta rule, computed token by token, as a share of that of matrix products: an estimate from the
+// instructions of its kernels, not a measurement.
+constexpr double kDeltaForwardSpeed = 0.03;
+constexpr double kDeltaBackwardSpeed = 0.01;
+
 bool is_fused(const models::AttentionSpec& spec) {
   return models::has_fused_attention(spec.head_dim, spec.options());
 }
@@ -43,13 +48,27 @@ AttentionTime attention_time(
       2.5 * flops / machine.matmul_flops + kBackwardBytes * scores / machine.memory_bytes};
 }
 
+AttentionTime delta_time(const models::DeltaSpec& spec, const Machine& machine, double tokens, double element) {
+  const double flops = tokens * spec.rule_flops();
+  const auto channels = static_cast<double>(spec.conv_channels()), values = static_cast<double>(spec.value_width());
+  // Forward: the convolution reads and writes its channels, the rule reads them and writes its output and what it
+  // wrote into the states, the norm reads output and gate and writes. Backward: about twice that, and fp32 gradients of
+  // queries, keys and written values.
+  const auto keys = static_cast<double>(spec.value_heads * spec.key_dim);
+  const double forward = tokens * (3 * channels + 5 * values) * element;
+  const double backward = 2 * forward + tokens * (6 * keys + 2 * values) * 4;
+  return {
+      flops / (kDeltaForwardSpeed * machine.matmul_flops) + forward / machine.memory_bytes,
+      2 * flops / (kDeltaBackwardSpeed * machine.matmul_flops) + backward / machine.memory_bytes};
+}
+
 std::string slow_attention_text(const models::ModelConfig& config, const Machine& machine, int64_t seq_len) {
   std::string kinds;
   double seconds = 0, fused = 0;
   for (size_t kind = 0; kind < config.kinds.size(); ++kind) {
     const models::AttentionSpec& spec = config.kinds[kind].attention;
     const auto layers = static_cast<double>(config.count_of(static_cast<int64_t>(kind)));
-    if (layers == 0 || is_fused(spec)) {
+    if (layers == 0 || config.kinds[kind].delta || is_fused(spec)) {
       continue;
     }
     absl::StrAppendFormat(

@@ -17,6 +17,10 @@ struct AttentionTime {
 // (models::has_fused_attention) run at that of other products, and the scores between them are written and read.
 AttentionTime attention_time(const models::AttentionSpec& spec, const Machine& machine, double tokens, int64_t seq_len);
 
+// Of a layer with a delta rule: convolution, gates, rule and gated norm, without its projections. Elements have
+// `element` bytes.
+AttentionTime delta_time(const models::DeltaSpec& spec, const Machine& machine, double tokens, double element);
+
 // Says of which layers attention has no fused kernel, why, and what that costs; empty: of none.
 std::string slow_attention_text(const models::ModelConfig& config, const Machine& machine, int64_t seq_len);
 

@@ -190,8 +190,7 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
     const auto products = grads.projections();
     const bool are_new =
         std::any_of(products.begin(), products.end(), [](const auto& product) { return product.second->is_new; });
-    Key key = key_of(
-        context, params, dy_NH, /*backward=*/true, !saved.input_only(), saved.attention.out_NQ.defined(), are_new);
+    Key key = key_of(context, params, dy_NH, /*backward=*/true, !saved.input_only(), saved.has_attention(), are_new);
     key.trains_weights = std::any_of(
         products.begin(), products.end(), [](const auto& product) { return product.second->weight_OI.defined(); });
     key.trains_norms = grads.attn_norm_H.defined() || grads.mlp_norm_H.defined();

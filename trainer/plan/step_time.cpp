@@ -23,7 +23,7 @@ constexpr double kSortSeconds = 2e-9;
 
 // Whether a matrix of a block is one of its MLP's, which may be computed in tiles.
 bool is_of_mlp(const models::ParamLayout& param) {
-  return param.name == "router" || param.name == "gate_up" || param.name == "down";
+  return param.name == "router" || param.name == "gate_up" || param.name == "down" || param.name.starts_with("shared_");
 }
 
 // [rows, inner] x [inner, columns].
@@ -211,10 +211,11 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
   const models::UnitLayout layout = models::block_layout(config, first_layer(config, kind_index));
   const auto tokens = static_cast<double>(run.tokens);
   const double e = element_bytes(run.dtype);
-  const auto hidden = static_cast<double>(config.hidden_size), ffn = static_cast<double>(kind.mlp.width());
-  const auto query = static_cast<double>(kind.attention.query_width());
-  const auto key_value = static_cast<double>(kind.attention.key_value_width());
-  const auto qkv = static_cast<double>(kind.attention.qkv_width());
+  const auto hidden = static_cast<double>(config.hidden_size),
+             ffn = static_cast<double>(kind.mlp.width() + (kind.mlp.experts ? kind.mlp.experts->shared_ffn : 0));
+  // What the projection of q, k and v makes, with the gates of a delta rule.
+  const auto qkv = static_cast<double>(
+      kind.delta ? kind.delta->conv_channels() + kind.delta->value_width() : kind.attention.qkv_width());
   BlockTime time;
   // The backward pass has two products for each product of the forward pass. The weight gradient is written to an fp32
   // buffer by the first micro-batch and added to it by the others; by each of them, where it is then rounded.
@@ -226,7 +227,7 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
   double mlp = 0; // the part of `products` that is the MLP's
   bool last_is_of_mlp = false;
   for (const models::ParamLayout& param : layout.params) {
-    if (!param.is_matrix) {
+    if (!param.is_matrix || param.shape.size() != 2) { // the convolution's is counted with the rule
       continue;
     }
     const auto columns = static_cast<double>(param.group_rows()), inner = static_cast<double>(param.shape[1]);
@@ -264,8 +265,14 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
   const AdapterTime adapters = adapter_time(shape, machine, run, kind_index);
   products += adapters.forward;
   backward += adapters.backward;
-  const AttentionTime attention = attention_time(kind.attention, machine, tokens, run.seq_len);
-  const double elementwise = tokens * (2 * hidden + 2 * (query + key_value) + 5 * hidden) * e;
+  const AttentionTime attention = kind.delta ? delta_time(*kind.delta, machine, tokens, e)
+                                             : attention_time(kind.attention, machine, tokens, run.seq_len);
+  // q and k are normalised and rotated, an output gate is read with the output and the product is written.
+  const auto rotated = static_cast<double>(
+      kind.delta
+          ? 0
+          : kind.attention.query_width() * (kind.attention.output_gate ? 3 : 2) / 2 + kind.attention.key_value_width());
+  const double elementwise = tokens * (2 * hidden + 2 * rotated + 5 * hidden) * e;
   time.rebuild =
       products + attention.forward + elementwise / machine.memory_bytes + kKernelsForward * machine.launch_seconds;
   time.forward = time.rebuild + down;

@@ -155,16 +155,24 @@ absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes
 }
 
 std::string describe_shape(const models::ModelConfig& config) {
-  const models::LayerKind& kind = config.kinds.front();
-  const models::AttentionSpec& attention = kind.attention;
+  // Of a model with delta rules, the layers without one.
+  const auto with_attention =
+      std::find_if(config.kinds.begin(), config.kinds.end(), [](const models::LayerKind& kind) { return !kind.delta; });
+  const models::AttentionSpec attention =
+      with_attention == config.kinds.end() ? models::AttentionSpec() : with_attention->attention;
   std::string text = absl::StrFormat(
-      "%s, vocabulary %d, hidden %d, %s, %d layers, %d heads of %d, %d kv heads, %s embeddings%s%s", config.model_type,
-      config.vocab_size, config.hidden_size, models::mlp_text(config), config.num_layers(), attention.heads,
-      attention.head_dim, attention.kv_heads, config.tie_word_embeddings ? "tied" : "untied",
-      attention.qkv_bias ? ", qkv bias" : "", attention.qk_norm ? ", qk norm" : "");
+      "%s, vocabulary %d, hidden %d, %s, %d layers, %d heads of %d, %d kv heads, %s embeddings%s%s%s",
+      config.model_type, config.vocab_size, config.hidden_size, models::mlp_text(config), config.num_layers(),
+      attention.heads, attention.head_dim, attention.kv_heads, config.tie_word_embeddings ? "tied" : "untied",
+      attention.qkv_bias ? ", qkv bias" : "", attention.qk_norm ? ", qk norm" : "",
+      attention.output_gate ? ", gated output" : "");
   for (size_t i = 0; i < config.kinds.size(); ++i) {
     const models::AttentionSpec& spec = config.kinds[i].attention;
-    if (spec.window || !spec.rope) {
+    if (const auto& delta = config.kinds[i].delta) {
+      absl::StrAppendFormat(
+          &text, ", gated delta rules of %d value heads of %d in %d layers", delta->value_heads, delta->value_dim,
+          config.count_of(static_cast<int64_t>(i)));
+    } else if (spec.window || !spec.rope) {
       absl::StrAppendFormat(
           &text, ", %s%s in %d layers", spec.window ? absl::StrFormat("windows of %d", *spec.window) : "",
           spec.rope ? "" : (spec.window ? " without rope" : "no rope"), config.count_of(static_cast<int64_t>(i)));

@@ -47,7 +47,7 @@ void Float8Weights::add(int64_t index, const models::UnitLayout& layout, const S
   unit.begin = numel_;
   unit.vectors = layout.numel;
   for (const models::ParamLayout& param : layout.params) {
-    if (param.is_matrix) {
+    if (param.may_be_float8) {
       unit.vectors = std::min(unit.vectors, param.offset);
       numel_ += aligned(param.shape[0]);
     }
@@ -59,7 +59,7 @@ std::vector<Float8Weights::Rows> Float8Weights::rows_of(const Unit& unit) const 
   std::vector<Rows> rows;
   int64_t begin = unit.begin + unit.vectors;
   for (const models::ParamLayout& param : unit.layout.params) {
-    if (param.is_matrix) {
+    if (param.may_be_float8) {
       rows.push_back({&param, whole_.narrow(0, begin, param.shape[0])});
       begin += aligned(param.shape[0]);
     }
@@ -143,7 +143,7 @@ models::BlockParams Float8Weights::params(int64_t index, const at::Tensor& value
     const std::string_view suffix = models::kScaleSuffix;
     const bool is_scale = name.ends_with(suffix);
     const models::ParamLayout* param = unit.layout.find(is_scale ? name.substr(0, name.size() - suffix.size()) : name);
-    if (param == nullptr || (is_scale && !param->is_matrix)) {
+    if (param == nullptr || (is_scale && !param->may_be_float8)) {
       return {};
     }
     if (is_scale) {
@@ -151,7 +151,7 @@ models::BlockParams Float8Weights::params(int64_t index, const at::Tensor& value
           std::find_if(scales.begin(), scales.end(), [param](const Rows& rows) { return rows.matrix == param; });
       return found->whole;
     }
-    if (param->is_matrix) {
+    if (param->may_be_float8) {
       return values.narrow(0, param->offset, param->numel()).view(at::kFloat8_e4m3fn).view(param->shape);
     }
     return vectors_.narrow(0, unit.begin + param->offset, param->numel()).view(param->shape);

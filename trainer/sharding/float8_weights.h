@@ -24,7 +24,8 @@ class Float8Weights {
   // `compute_dtype`: of vectors and of all that is not in float8.
   Float8Weights(at::Device device, at::ScalarType compute_dtype);
 
-  // Adds a unit; its index must be one above the last one's, or larger. Every matrix of the unit is in float8.
+  // Adds a unit; its index must be one above the last one's, or larger. Every matrix of the unit that may be in float8
+  // is; the others come before it.
   void add(int64_t index, const models::UnitLayout& layout, const ShardRange& shard);
   // Call when every unit has been added.
   void allocate();
@@ -57,7 +58,7 @@ class Float8Weights {
     bool used = false; // false: not in float8
     models::UnitLayout layout;
     ShardRange shard;
-    int64_t vectors = 0; // elements before the first matrix
+    int64_t vectors = 0; // elements before the first float8 matrix
     int64_t begin = 0; // of its whole data: the vectors, then each matrix's rows
   };
   struct Rows { // of one matrix

@@ -95,7 +95,7 @@ TEST(TextConfigTest, ProblemsNameTheirPlace) {
   EXPECT_THAT(
       error_of(mistral3(R"({"model_type": "other"})")),
       HasSubstr(
-          "config.json: model_type: llava, mistral3, gemma3, gemma4 or gemma4_unified is expected where the file has a "
+          "config.json: model_type: llava, mistral3, gemma3, gemma4, gemma4_unified, qwen3_5 or qwen3_5_moe is expected where the file has a "
           "text_config, found \"other\""));
   EXPECT_THAT(error_of(mistral3("{}", R"({"hidden_size": 0})")), HasSubstr("text_config: hidden_size: an integer"));
   EXPECT_THAT(error_of(mistral3("{}", R"({"strange": 1})")), HasSubstr("config.json: text_config: strange: unknown"));

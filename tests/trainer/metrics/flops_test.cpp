@@ -62,5 +62,23 @@ TEST(TokenFlops, OfExpertsCountsThoseThatATokenVisits) {
   EXPECT_DOUBLE_EQ(flops.matrix_gradients, 2 * flops.matrices);
 }
 
+TEST(TokenFlops, ADeltaRuleCostsTheSameAtEveryLength) {
+  models::LayerKind attention, delta;
+  attention.attention = {.heads = 4, .kv_heads = 4, .head_dim = 16};
+  attention.mlp.ffn = delta.mlp.ffn = 32;
+  delta.delta = models::DeltaSpec{.key_heads = 2, .value_heads = 4, .key_dim = 8, .value_dim = 16};
+  models::ModelConfig config = models::llama_like({.vocab = 100, .hidden = 16});
+  config.set_layers({delta, delta, attention});
+  const TokenFlops flops = token_flops(config, 64), longer = token_flops(config, 128);
+  EXPECT_DOUBLE_EQ(flops.recurrence, 2 * 6.0 * 4 * 8 * 16);
+  EXPECT_DOUBLE_EQ(longer.recurrence, flops.recurrence);
+  EXPECT_DOUBLE_EQ(flops.attention_full, 4.0 * 64 * 64); // of the other layer alone
+  const double projections = 16.0 * ((32 + 64 + 64) + 64 + 2 * 4) + (32 + 64) * 4, mlp = 3.0 * 16 * 32;
+  EXPECT_DOUBLE_EQ(flops.matrices / 2, 2 * (projections + mlp) + 16.0 * 4 * 64 + mlp + 100 * 16);
+  EXPECT_DOUBLE_EQ(
+      step_flops_per_token(flops, {}, /*causal=*/true),
+      3 * (flops.matrices + flops.attention_causal + flops.recurrence));
+}
+
 } // namespace
 } // namespace distill::metrics

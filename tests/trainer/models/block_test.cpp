@@ -43,7 +43,8 @@ ModelConfig make_config(const Shape& shape) {
 std::vector<at::Tensor*> fields(BlockParams& params) {
   std::vector<at::Tensor*> tensors{&params.attn_norm_H,      &params.attn_out_norm_H, &params.attention.q_norm,
                                    &params.attention.k_norm, &params.mlp_norm_H,      &params.mlp_out_norm_H,
-                                   &params.output_scale};
+                                   &params.output_scale,     &params.delta.a_log_A,   &params.delta.dt_bias_A,
+                                   &params.delta.gate_norm_D};
   for (const auto& [name, projection] : params.projections()) {
     tensors.insert(tensors.end(), {&projection->weight_OI, &projection->bias_O});
   }
@@ -94,6 +95,19 @@ class BlockTest : public DeviceTest {
          sizes(32, 24, 4, 2, 8),
          with_experts({.count = 5, .per_token = 3, .normalise = true}, kind_of(false, true)),
          {0, 5, 24, 25, 48}},
+        {"gated attention", sizes(32, 48, 4, 2, 8), gated_attention_kind()},
+        with_rope(
+            {.dim = 12}, "gated attention, part of a head rotated, packed", sizes(24, 36, 2, 1, 20),
+            gated_attention_kind(), {0, 5, 24, 25, 48}),
+        {"delta rule", sizes(32, 48, 4, 2, 8), delta_kind()},
+        {"delta rule, packed", sizes(32, 48, 4, 2, 8), delta_kind(gated_attention_kind()), {0, 1, 6, 24, 25, 48}},
+        {"delta rule between norms", sizes(32, 48, 4, 2, 8), with_all_norms(delta_kind())},
+        {"shared expert",
+         sizes(32, 24, 4, 2, 8),
+         with_experts({.count = 4, .per_token = 2, .normalise = true, .shared_ffn = 20}, delta_kind()),
+         {0, 5, 24, 25, 48}},
+        {"shared expert between norms", sizes(32, 24, 4, 2, 8),
+         with_all_norms(with_experts({.count = 4, .per_token = 1, .shared_ffn = 12}))},
         {"experts between norms", sizes(32, 24, 4, 2, 8), with_all_norms(with_experts({.count = 4, .per_token = 2}))},
     };
   }
@@ -244,7 +258,7 @@ TEST_F(BlockTest, TilesGiveTheSameGradients) {
         EXPECT_LT(relative_error(tiled.y_NH, whole.y_NH), 1e-13);
         EXPECT_LT(relative_error(tiled.dx_NH, whole.dx_NH), 1e-13);
         for (const ParamLayout& param : c.layout.params) {
-          EXPECT_LT(relative_error(c.layout.view(tiled.flat, param.name), c.layout.view(whole.flat, param.name)), 1e-13)
+          EXPECT_LT(relative_error(c.layout.view(tiled.flat, param.name), c.layout.view(whole.flat, param.name)), 5e-13)
               << param.name;
         }
       }
@@ -306,8 +320,8 @@ BlockParams in_float8(const BlockParams& exact) {
     operand = at::zeros({kFloat8Counts}, weight.options().dtype(at::kLong));
   }
   for (const auto& [name, projection] : params.projections()) {
-    if (!projection->weight_OI.defined()) {
-      continue; // the router of a block without experts
+    if (!projection->weight_OI.defined() || name == "ba" || name == "conv") {
+      continue; // the router of a block without experts; what is never in float8 of a delta rule
     }
     const Float8Rows rows = float8_rows(projection->weight_OI, {.power_of_two = true});
     projection->weight_OI = rows.values_RC;
@@ -317,12 +331,20 @@ BlockParams in_float8(const BlockParams& exact) {
   return params;
 }
 
+// Whose sizes are multiples of 16, as float8 needs them.
+LayerKind wide_delta() {
+  LayerKind kind = delta_kind();
+  kind.delta->key_dim = kind.delta->value_dim = 16;
+  return kind;
+}
+
 TEST_F(BlockTest, Float8GradientsAreNearThoseOfTheRoundedWeights) {
   const at::ScalarType dtype = test_device().is_cuda() ? at::kBFloat16 : at::kFloat;
   const DecoderShape sizes{.hidden = 64, .ffn = 96, .heads = 4, .kv_heads = 2, .head_dim = 16};
   for (const Shape& shape :
        {Shape{"norms before", sizes, kind_of(true, false), {0, 5, 24, 25, 48}},
-        Shape{"norms after", sizes, kind_of(false, true, with_norms_after())}}) {
+        Shape{"norms after", sizes, kind_of(false, true, with_norms_after())},
+        Shape{"delta rule", sizes, wide_delta()}}) {
     SCOPED_TRACE(shape.name);
     Case c = make_case(shape, dtype);
     const BlockParams float8 = in_float8(block_params(c.layout, c.flat));
@@ -333,12 +355,14 @@ TEST_F(BlockTest, Float8GradientsAreNearThoseOfTheRoundedWeights) {
     const auto rounded_weights = float8.projections();
     const auto places = views.projections();
     for (size_t i = 0; i < places.size(); ++i) {
-      if (places[i].second->weight_OI.defined()) {
+      if (places[i].second->weight_OI.defined() && rounded_weights[i].second->is_float8()) {
         places[i].second->weight_OI.copy_(
             float8_to_float({rounded_weights[i].second->weight_OI, rounded_weights[i].second->scale_O}));
       }
     }
     const Gradients expected = reference(rounded, at::kDouble);
+    // A recurrence carries what rounding changed to later tokens, and the norms of its small heads enlarge it.
+    const double enlarged = shape.kind.delta ? 2 : 1;
 
     for (const bool recompute : {false, true}) {
       at::Tensor flat = at::zeros({c.layout.numel}, options(at::kFloat));
@@ -354,16 +378,20 @@ TEST_F(BlockTest, Float8GradientsAreNearThoseOfTheRoundedWeights) {
       };
       EXPECT_LT(error(y, expected.y_NH), 0.06);
       EXPECT_GT(error(y, expected.y_NH), 1e-3); // activations were rounded
-      EXPECT_LT(error(dx, expected.dx_NH), 0.1);
+      EXPECT_LT(error(dx, expected.dx_NH), 0.1 * enlarged);
       for (const ParamLayout& param : c.layout.params) {
-        EXPECT_LT(error(c.layout.view(flat, param.name), c.layout.view(expected.flat, param.name)), 0.15) << param.name;
+        EXPECT_LT(error(c.layout.view(flat, param.name), c.layout.view(expected.flat, param.name)), 0.15 * enlarged)
+            << param.name;
       }
     }
     const at::Tensor& gradients = counts_of(float8.mlp.down.float8_counts, Float8Operand::kGradients);
     const int64_t tokens = c.x_NH.size(0);
-    EXPECT_EQ(
-        gradients[kFloat8Values].item<int64_t>(),
-        2 * tokens / kFloat8SampledRows * (64 + 192 + 64 + 128)); // two passes
+    int64_t outputs = 0;
+    for (const ParamLayout& param : c.layout.params) {
+      outputs += param.may_be_float8 ? param.shape[0] : 0;
+    }
+    EXPECT_EQ(gradients[kFloat8Values].item<int64_t>(),
+              2 * tokens / kFloat8SampledRows * outputs); // two passes
     EXPECT_GT(counts_of(float8.mlp.down.float8_counts, Float8Operand::kActivations)[kFloat8Values].item<int64_t>(), 0);
   }
 }
@@ -449,8 +477,10 @@ TEST_F(BlockTest, LowPrecisionIsAsCloseAsThePlainComputation) {
     const Gradients exact = reference(c, at::kDouble);
     const Gradients plain = reference(c, at::kBFloat16);
     const Gradients actual = run(c);
-    EXPECT_LT(relative_error(actual.y_NH, exact.y_NH), 2 * relative_error(plain.y_NH, exact.y_NH) + 4e-3);
-    EXPECT_LT(relative_error(actual.dx_NH, exact.dx_NH), 2 * relative_error(plain.dx_NH, exact.dx_NH) + 4e-3);
+    // The norm of a delta rule's small heads enlarges what rounding changed where a head's output is near zero.
+    const double times = shape.kind.delta ? 4 : 2;
+    EXPECT_LT(relative_error(actual.y_NH, exact.y_NH), times * relative_error(plain.y_NH, exact.y_NH) + 4e-3);
+    EXPECT_LT(relative_error(actual.dx_NH, exact.dx_NH), times * relative_error(plain.dx_NH, exact.dx_NH) + 4e-3);
     for (const ParamLayout& param : c.layout.params) {
       if (!param.trained) {
         continue;
@@ -458,7 +488,7 @@ TEST_F(BlockTest, LowPrecisionIsAsCloseAsThePlainComputation) {
       const at::Tensor expected = c.layout.view(exact.flat, param.name);
       EXPECT_LT(
           relative_error(c.layout.view(actual.flat, param.name), expected),
-          2 * relative_error(c.layout.view(plain.flat, param.name), expected) + 4e-3)
+          times * relative_error(c.layout.view(plain.flat, param.name), expected) + 4e-3)
           << param.name;
     }
   }

@@ -82,6 +82,21 @@ inline LayerKind with_experts(ExpertsSpec experts, LayerKind kind = {}) {
   return kind;
 }
 
+// Qwen3.5's full layers: the output has a gate, norms multiply by 1 + weight.
+inline LayerKind gated_attention_kind() {
+  LayerKind kind = kind_of(false, true);
+  kind.attention_norms.before->offset = kind.mlp_norms.before->offset = 1;
+  kind.attention.qk_norm->offset = 1;
+  kind.attention.output_gate = true;
+  return kind;
+}
+
+// Its other layers, in small.
+inline LayerKind delta_kind(LayerKind kind = {}) {
+  kind.delta = DeltaSpec{.key_heads = 2, .value_heads = 4, .key_dim = 8, .value_dim = 6};
+  return kind;
+}
+
 inline LayerKind attention_norm_only() {
   LayerKind kind;
   kind.mlp_norms = {};

@@ -268,6 +268,10 @@ TEST_F(MoeLayerTest, ASimulationSavesTensorsOfTheSameShapes) {
   mlp_layer_rebuild({c.spec}, c.weights.map(meta).params(), meta_input, simulated);
   const auto found = simulated.all(), expected = saved.all();
   for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(found[i]->defined(), expected[i]->defined()) << i;
+    if (!found[i]->defined()) {
+      continue; // of a shared expert
+    }
     EXPECT_EQ(found[i]->sizes(), expected[i]->sizes()) << i;
     EXPECT_EQ(found[i]->scalar_type(), expected[i]->scalar_type()) << i;
     EXPECT_EQ(found[i]->storage().nbytes(), expected[i]->storage().nbytes()) << i;

@@ -1,14 +1,17 @@
 #include "trainer/models/ops/attention_scores_kernel.h"
 #include "trainer/models/ops/combine_kernel.h"
+#include "trainer/models/ops/delta_rule_kernel.h"
 #include "trainer/models/ops/dropout_kernel.h"
 #include "trainer/models/ops/embedding_kernel.h"
 #include "trainer/models/ops/float8_kernel.h"
+#include "trainer/models/ops/gated_norm_kernel.h"
 #include "trainer/models/ops/glu_kernel.h"
 #include "trainer/models/ops/group_gradient_kernel.h"
 #include "trainer/models/ops/normal_kernel.h"
 #include "trainer/models/ops/rms_norm_kernel.h"
 #include "trainer/models/ops/rope_kernel.h"
 #include "trainer/models/ops/rounded_sum_kernel.h"
+#include "trainer/models/ops/short_conv_kernel.h"
 
 namespace distill::models {
 namespace {
@@ -102,6 +105,30 @@ const char* launch_dropout(const DropoutArgs&, CUstream_st*) {
 }
 
 const char* launch_embedding_backward(const EmbeddingBackwardArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_short_conv_forward(const ShortConvArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_short_conv_backward(const ShortConvArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_gated_norm_forward(const GatedNormArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_gated_norm_backward(const GatedNormArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_delta_rule_forward(const DeltaRuleArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_delta_rule_backward(const DeltaRuleArgs&, CUstream_st*) {
   return kNoKernels;
 }
 

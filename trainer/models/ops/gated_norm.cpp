@@ -142,6 +142,7 @@ at::Tensor gated_norm_backward(
     args.dy = dy_NV.const_data_ptr();
     args.dx = dx_NV.mutable_data_ptr();
     args.dz = dz_NV.mutable_data_ptr();
+    args.dz_stride = dz_NV.stride(0);
     args.parts = parts.mutable_data_ptr();
     run_kernel("gated_norm_backward", launch_gated_norm_backward, args, x_NV.device());
   } else if (!x_NV.is_meta()) {

@@ -65,6 +65,8 @@ def write_adapter(folder, base):
 def test_example_configs_pass_a_dry_run_on_tiny_models(distill, name, place):
     config = ROOT / "configs" / name
     text_of_rounds = ("onpolicy.prompts=train", "onpolicy.max_new_tokens=8", "onpolicy.completions=0")
+    if "eval_prompts:" in config.read_text():
+        text_of_rounds += ("onpolicy.eval_prompts=eval.dtok", "onpolicy.eval_completions=2")
     is_onpolicy = "\nonpolicy:" in config.read_text()
     overrides = [
         part

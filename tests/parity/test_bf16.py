@@ -3,6 +3,7 @@
 With DISTILL_TEST_DEVICE=cuda, everything runs on the GPU, through the kernels that training has there.
 """
 
+import copy
 import json
 import os
 import re
@@ -22,7 +23,8 @@ if DEVICE == "cuda" and not torch.cuda.is_available():
 DECAY = ("linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.in_proj_a.weight")
 # Rows long enough for cuDNN's attention and for blocks of several tiles; the models above have rows of 48 tokens.
 LONG = dict(vocab_size=307, hidden_size=256, intermediate_size=448, max_position_embeddings=512)
-CONFIGS = {name: model[0] for name, model in MODELS.items() if "old_spelling" not in name} | {
+# Copies: a model that is saved in bf16 writes that into its configuration, which test_models.py has, too.
+CONFIGS = {name: copy.deepcopy(model[0]) for name, model in MODELS.items() if "old_spelling" not in name} | {
     "llama_long_rows": LlamaConfig(**small(**LONG, num_attention_heads=4, num_key_value_heads=2)),
 }
 

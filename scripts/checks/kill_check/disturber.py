@@ -33,10 +33,8 @@ class Disturber:
         student = tiny.make_model(models / "student", "llama", seed=1, tied=False)
         teacher = tiny.make_model(models / "teacher", "llama", seed=2, tied=False, hidden=64, layers=3)
         shard = tiny.make_shard(folder / "data.dtok", tiny.random_documents(3, [5, 61, 17, 128, 2, 33, 90, 47] * 5))
+        self.inputs = (student, teacher, shard)
         self.sections = dict(
-            student=student,
-            teacher=teacher,
-            shard=shard,
             data={"shuffle": True, "packing": "pack", "seed": 5, "eval": [{"path": shard}]},
             train={"steps": options.steps, "micro_batch_size": 1, "global_batch_size": 8},
             eval={"every": 7, "batches": 2},
@@ -47,7 +45,7 @@ class Disturber:
 
     def config(self, place):
         place.mkdir(parents=True, exist_ok=True)
-        return tiny.write_config(place, tiny.base_config(place, **json.loads(json.dumps(self.sections))))
+        return tiny.write_config(place, tiny.base_config(place, *self.inputs, **json.loads(json.dumps(self.sections))))
 
     def run_to_end(self, place, *flags):
         job = Job(self.config(place), self.output, *flags)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -70,6 +71,23 @@ def expect_refused(folder, config, says):
     for text in says:
         assert text in done.stderr
     assert not (folder / "run" / "metrics.jsonl").exists()
+
+
+def expect_folder_refused(folder, pair, shard, case):
+    """A copy of the student's folder that is wrong. `case`: a function that changes its tensors (None: they stay), keys
+    of its config.json with other values, and texts of the error."""
+    from safetensors.torch import load_file, save_file
+
+    change, keys, says = case
+    student, teacher = pair
+    wrong = shutil.copytree(student, folder / "student")
+    if change is not None:
+        weights = load_file(wrong / "model.safetensors")
+        change(weights)
+        save_file(weights, wrong / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((wrong / "config.json").read_text()) | keys
+    (wrong / "config.json").write_text(json.dumps(config))
+    expect_refused(folder, base_config(folder, str(wrong), teacher, shard), says)
 
 
 def need_devices(ranks):

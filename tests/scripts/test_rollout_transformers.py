@@ -6,23 +6,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from word_models import save_tokenizer
+from word_models import save_random_model
 
 WORDS = ["<eos>", *(f"w{index}" for index in range(30))]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    config = transformers.LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, bos_token_id=None, eos_token_id=0, pad_token_id=0,
-        initializer_range=0.6,
-    )  # fmt: skip
-    torch.manual_seed(3)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder, WORDS)
-    return folder
+    return save_random_model(tmp_path_factory.mktemp("model"), WORDS)
 
 
 def request(index, prompt, **more):

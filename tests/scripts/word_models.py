@@ -13,6 +13,19 @@ def save_tokenizer(folder, words, unknown="<eos>"):
     wrapped.save_pretrained(folder)
 
 
+def save_random_model(folder, words, seed=3):
+    """A model whose distributions differ from place to place, with its tokenizer. Returns the folder."""
+    config = transformers.LlamaConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, bos_token_id=None, eos_token_id=0, pad_token_id=0,
+        initializer_range=0.6,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder, words)
+    return folder
+
+
 def save_constant_model(folder, words, favourite):
     """A model to which every text goes on with `favourite`, with its tokenizer."""
     config = transformers.LlamaConfig(

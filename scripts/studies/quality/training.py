@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -35,11 +36,23 @@ def token_shards(folders, count):
     return shards
 
 
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
 def on_policy_keys(row, shards):
-    """Prompts are the beginnings of the documents that all rows train on; transformers writes the completions."""
-    script = Path(__file__).resolve().parents[2] / "rollout_transformers.py"
-    command = f"{sys.executable} {script} --model {{model}} --prompts {{prompts}} --output {{output}} --batch-size 256"
-    return {"onpolicy.prompts": [str(shard) for shard in shards], "onpolicy.command": command, **row.on_policy}
+    """Prompts are the beginnings of the documents that all rows train on; a server of transformers, which lives through
+    all rounds, writes the completions."""
+    scripts, port = Path(__file__).resolve().parents[2], free_port()
+    server = f"{sys.executable} {scripts / 'serve_transformers.py'} --model {{model}} --port {port}"
+    command = (
+        f"{sys.executable} {scripts / 'rollout_http.py'} --url http://127.0.0.1:{port} --model {{model}} "
+        "--version {version} --prompts {prompts} --output {output} --concurrency 256"
+    )
+    keys = {"onpolicy.prompts": [str(shard) for shard in shards], "onpolicy.server": server}
+    return keys | {"onpolicy.command": command, **row.on_policy}
 
 
 def configuration(study, folders, run, base=None):

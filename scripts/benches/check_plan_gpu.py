@@ -16,8 +16,8 @@ Groups: plan    predicted against measured peak memory, and tokens per second
                 according to the plan
         long-whole   the same on one GPU without tiles, and with attention computed again
         bits    losses under every policy equal those under keep bit for bit, in deterministic mode
-        flat    memory of an early step and of the last one: 2000 steps with offload; 320 with packed documents of
-                changing lengths, under both allocators
+        flat    memory of an early step and of the last one: 2000 steps with offload; 2000 with packed documents of
+                changing lengths; 320 of a larger pair with such documents, under both allocators
         families    a mixture of experts, Gemma 3 and Ministral 3, with a teacher in bf16 and in float8
         allocator   reserved memory under both allocators, which has to be within 0.5 GiB of the plan
         calibrate   this machine's speeds, for memory.machine
@@ -94,7 +94,7 @@ def main():
     total = sum(row.estimate_s() * (1 if options.one_by_one else row.gpus / machine.gpus) for row in usable)
     total += (
         {1: 40, 2: 50}.get(machine.gpus, 60) * ("bits" in others)
-        + (45 + 300) * ("flat" in others)
+        + (45 + 250 + 300) * ("flat" in others)
         + 30 * ("calibrate" in others)
     )
     for row in usable:

@@ -93,6 +93,12 @@ def flat_rows(gpus):
     # The last row of an epoch holds a token without a target, for which the loss head allocates an index: all sizes
     # have occurred after the first epoch (4 steps here).
     yield Row("1g-flat", "flat", 1, "tiny", "tiny", vocab=32000, seq_len=1024, steps=2000, settings=offload), 100
+    if gpus == 1:
+        yield (
+            Row("1g-flat-packed", "flat", 1, "qwen3-0.6b", "qwen3-0.6b", seq_len=2048, steps=2000, varied=True,
+                documents=8000, settings=("data.packing=pack",)),
+            200,
+        )  # fmt: skip
     student = "1b" if gpus == 1 else "8b"
     for allocator in ("expandable", "segments"):
         settings = ("data.packing=pack", f"memory.allocator={allocator}", "memory.on_overflow=warn")

@@ -2,9 +2,11 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 
 #include <filesystem>
 #include <functional>
+#include <map>
 
 #include "data/base/status_macros.h"
 #include "data/shard.h"
@@ -22,6 +24,8 @@ struct Statistics {
   int64_t teacher_tokens = 0;
   int64_t longest_teacher_text = 0;
   int64_t teacher_texts = 0; // documents that have one
+  std::map<std::string, int64_t> by_teacher; // documents that name each teacher; "": none
+  bool named = false; // whether a shard has names of teachers
   std::vector<int64_t> lengths;
 
   void add(const Shard& shard) {
@@ -32,8 +36,11 @@ struct Statistics {
       const int64_t teacher_length = shard.teacher_length(i);
       teacher_texts += teacher_length > 0 ? 1 : 0;
       longest_teacher_text = std::max(longest_teacher_text, teacher_length);
+      const std::string* name = shard.teacher_of(i);
+      ++by_teacher[name != nullptr ? *name : ""];
     }
     teacher_tokens += shard.teacher_tokens();
+    named = named || !shard.teacher_names().empty();
     for (int64_t token = 0; token < shard.tokens(); ++token) {
       in_loss += shard.in_loss(token) ? 1 : 0;
     }
@@ -44,19 +51,26 @@ struct Statistics {
     const auto at = [&](double quantile) {
       return lengths[static_cast<size_t>(quantile * static_cast<double>(lengths.size() - 1))];
     };
-    const std::string text = absl::StrFormat(
+    std::string text = absl::StrFormat(
         "documents        %d\n"
         "tokens           %d\n"
         "document length  mean %.1f, min %d, median %d, p90 %d, max %d tokens\n"
         "tokens in loss   %d (%.2f %%)\n",
         documents, tokens, static_cast<double>(tokens) / static_cast<double>(documents), lengths.front(), at(0.5),
         at(0.9), lengths.back(), in_loss, 100.0 * static_cast<double>(in_loss) / static_cast<double>(tokens));
-    return teacher_texts == 0
-        ? text
-        : absl::StrFormat(
-              "%steacher texts    of %d documents: mean %.1f, max %d tokens; %d tokens in all\n", text, teacher_texts,
-              static_cast<double>(teacher_tokens) / static_cast<double>(teacher_texts), longest_teacher_text,
-              teacher_tokens);
+    if (teacher_texts > 0) {
+      absl::StrAppendFormat(
+          &text, "teacher texts    of %d documents: mean %.1f, max %d tokens; %d tokens in all\n", teacher_texts,
+          static_cast<double>(teacher_tokens) / static_cast<double>(teacher_texts), longest_teacher_text,
+          teacher_tokens);
+    }
+    if (named) {
+      const auto append = [](std::string* out, const auto& entry) {
+        absl::StrAppend(out, entry.first.empty() ? "none" : entry.first, " of ", entry.second, " documents");
+      };
+      absl::StrAppend(&text, "teachers named   ", absl::StrJoin(by_teacher, ", ", append), "\n");
+    }
+    return text;
   }
 };
 
@@ -82,9 +96,11 @@ absl::StatusOr<std::string> first_documents(const Shard& shard, int64_t document
     const int64_t begin = shard.document_begin(i), length = shard.document_length(i);
     std::vector<int64_t> ids(std::min(length, kShownIds));
     RETURN_IF_ERROR(shard.read_tokens(begin, absl::MakeSpan(ids)));
-    absl::StrAppend(&out, "document ", i, " (", length, " tokens):", id_list(ids, length, [&](int64_t token) {
-      return shard.in_loss(begin + token);
-    }));
+    const std::string* name = shard.teacher_of(i);
+    const std::string teacher = name != nullptr ? absl::StrCat(", teacher ", *name) : "";
+    absl::StrAppend(
+        &out, "document ", i, " (", length, " tokens", teacher,
+        "):", id_list(ids, length, [&](int64_t token) { return shard.in_loss(begin + token); }));
     if (const int64_t teacher_length = shard.teacher_length(i); teacher_length > 0) {
       const int64_t teacher_begin = shard.teacher_begin(i);
       ids.resize(std::min(teacher_length, kShownIds));

@@ -1,9 +1,13 @@
 #include "data/shard.h"
 
+#include <absl/strings/escaping.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
@@ -35,7 +39,40 @@ absl::StatusOr<Shard> Shard::open(const std::string& path) {
     RETURN_IF_ERROR(shard.check_offsets(shard.teacher_stream()));
     RETURN_IF_ERROR(shard.check_padding(shard.teacher_stream()));
   }
+  RETURN_IF_ERROR(shard.read_teacher_names());
   return shard;
+}
+
+absl::Status Shard::read_teacher_names() {
+  if (layout_.named_at == 0) {
+    return absl::OkStatus();
+  }
+  const auto* text = reinterpret_cast<const char*>(file_.bytes() + layout_.names_at);
+  const std::string names(text, header_.teacher_name_bytes);
+  teacher_names_ = absl::StrSplit(names, '\n');
+  const bool named = std::all_of(teacher_names_.begin(), teacher_names_.end(), is_teacher_name);
+  const std::set<std::string> different(teacher_names_.begin(), teacher_names_.end());
+  if (!named || different.size() != teacher_names_.size() || teacher_names_.size() > kMostTeacherNames) {
+    return absl::DataLossError(absl::StrCat(
+        path(), ": names of teachers: expected 1 to ", kMostTeacherNames,
+        " different ones of letters, digits and _.-, ", "found ", teacher_names_.size(), ": ",
+        absl::Utf8SafeCEscape(absl::StrJoin(teacher_names_, ", "))));
+  }
+  for (int64_t document = 0; document < documents(); ++document) {
+    const size_t number = file_.bytes()[layout_.named_at + document];
+    if (number > teacher_names_.size()) {
+      return absl::DataLossError(absl::StrCat(
+          path(), ": document ", document, ": expected the number of one of ", teacher_names_.size(),
+          " teachers, or 0, found ", number));
+    }
+  }
+  const auto is_zero = [](uint8_t byte) { return byte == 0; };
+  const uint8_t* end = file_.bytes() + layout_.named_at + documents();
+  if (!std::all_of(end, file_.bytes() + layout_.names_at, is_zero)) {
+    return absl::DataLossError(
+        absl::StrCat(path(), ": padding before the names of teachers: expected zeros, found other bytes"));
+  }
+  return absl::OkStatus();
 }
 
 base::Digest Shard::tokenizer_hash() const {
@@ -247,8 +284,8 @@ bool has_teacher_stream(const std::string& path) {
     ShardHeader header;
     std::ifstream file(name, std::ios::binary);
     return file.read(reinterpret_cast<char*>(&header), sizeof(header)) &&
-        std::memcmp(header.magic, kShardMagic, sizeof(header.magic)) == 0 && header.version == kTeacherShardVersion &&
-        (header.flags & kFlagTeacherStream) != 0;
+        std::memcmp(header.magic, kShardMagic, sizeof(header.magic)) == 0 && header.version >= kTeacherShardVersion &&
+        header.version <= kNamedShardVersion && (header.flags & kFlagTeacherStream) != 0;
   });
 }
 

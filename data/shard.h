@@ -71,6 +71,15 @@ class Shard {
   bool in_teacher_completion(int64_t token) const {
     return bit(layout_.teacher_mask_at, token);
   }
+  // The names of teachers that the documents have; empty: no document names its teacher.
+  const std::vector<std::string>& teacher_names() const {
+    return teacher_names_;
+  }
+  // The name of a document's teacher; null: the document names none.
+  const std::string* teacher_of(int64_t document) const {
+    const uint8_t number = layout_.named_at == 0 ? 0 : file_.bytes()[layout_.named_at + document];
+    return number == 0 ? nullptr : &teacher_names_[number - 1];
+  }
   // Reads the whole file and checks the payload hash, every token id and that the completions of student and teacher
   // are the same.
   absl::Status verify() const;
@@ -99,11 +108,13 @@ class Shard {
   absl::Status check_padding(const Stream& stream) const;
   absl::Status read(const Stream& stream, int64_t begin, absl::Span<int64_t> out) const;
   absl::Status check_ids(const Stream& stream) const;
+  absl::Status read_teacher_names();
   absl::Status bad_token(const Stream& stream, int64_t token, int64_t id) const;
 
   base::MappedFile file_;
   ShardHeader header_;
   ShardLayout layout_;
+  std::vector<std::string> teacher_names_;
 };
 
 // Opens the shards of a data set: the file itself, or every *.dtok file of the folder in the order of their names. It

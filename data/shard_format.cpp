@@ -1,5 +1,6 @@
 #include "data/shard_format.h"
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/escaping.h>
 
 #include <algorithm>
@@ -38,15 +39,29 @@ class HeaderCheck {
   base::ProblemList problems_;
 };
 
+void check_flags(const ShardHeader& header, HeaderCheck& check) {
+  constexpr uint32_t kBoth = kFlagLossMask | kFlagTeacherStream;
+  const uint32_t texts = header.flags & ~kFlagTeacherNames;
+  if (header.version == kShardVersion) {
+    check.expect(header.flags <= kFlagLossMask, "flags", "0 or 1 (loss mask) in version 1", header.flags);
+  } else if (header.version == kTeacherShardVersion) {
+    check.expect(header.flags == kBoth, "flags", "3 (loss mask and teacher stream) in version 2", header.flags);
+  } else {
+    check.expect(
+        header.flags != texts && (texts <= kFlagLossMask || texts == kBoth), "flags",
+        "4, 5 or 7 (names of teachers; with a loss mask; with a teacher stream, too) in version 3", header.flags);
+  }
+}
+
 absl::Status check_identity(const ShardHeader& header, const std::string& path) {
   if (std::memcmp(header.magic, kShardMagic, sizeof(header.magic)) != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         path, ": not a token shard: header field `magic`: expected \"", kShardMagic, "\", found \"",
         absl::CHexEscape({header.magic, sizeof(header.magic)}), "\" (scripts/tokenize.py writes token shards)"));
   }
-  if (header.version != kShardVersion && header.version != kTeacherShardVersion) {
+  if (header.version < kShardVersion || header.version > kNamedShardVersion) {
     return absl::InvalidArgumentError(absl::StrCat(
-        path, ": header field `version`: expected ", kShardVersion, " or ", kTeacherShardVersion, ", found ",
+        path, ": header field `version`: expected ", kShardVersion, " to ", kNamedShardVersion, ", found ",
         header.version, " (tokenise again with this version's scripts/tokenize.py)"));
   }
   const base::Digest expected = shard_header_hash(header);
@@ -77,7 +92,19 @@ ShardLayout shard_layout(const ShardHeader& header) {
     layout.teacher_mask_at = aligned(layout.teacher_tokens_at + header.teacher_token_count * header.token_bytes);
     layout.file_bytes = layout.teacher_mask_at + (header.teacher_token_count + 7) / 8;
   }
+  if ((header.flags & kFlagTeacherNames) != 0) {
+    layout.named_at = aligned(layout.file_bytes);
+    layout.names_at = aligned(layout.named_at + header.document_count);
+    layout.file_bytes = layout.names_at + header.teacher_name_bytes;
+  }
   return layout;
+}
+
+bool is_teacher_name(std::string_view text) {
+  constexpr size_t kLongest = 64;
+  return !text.empty() && text.size() <= kLongest && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '_' || c == '.' || c == '-';
+  });
 }
 
 base::Digest shard_header_hash(const ShardHeader& header) {
@@ -90,14 +117,18 @@ absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, 
   const auto vocab = static_cast<int64_t>(std::min(header.vocab_size, kMaxVocab));
   check.expect(header.header_bytes == sizeof(ShardHeader), "header_bytes", "256", header.header_bytes);
   check.expect(header.token_bytes == 2 || header.token_bytes == 4, "token_bytes", "2 or 4", header.token_bytes);
-  const bool teacher = header.version == kTeacherShardVersion;
-  check.expect(
-      teacher ? header.flags == (kFlagLossMask | kFlagTeacherStream) : (header.flags & ~kFlagLossMask) == 0, "flags",
-      teacher ? "3 (loss mask and teacher stream) in version 2" : "0 or 1 (loss mask) in version 1", header.flags);
+  check_flags(header, check);
+  const bool teacher = header.version == kTeacherShardVersion || (header.flags & kFlagTeacherStream) != 0;
   check.expect(
       teacher ? header.teacher_token_count >= 1 && header.teacher_token_count <= kMaxShardTokens
               : header.teacher_token_count == 0,
-      "teacher_token_count", teacher ? "1 to 2^40" : "0 in version 1", header.teacher_token_count);
+      "teacher_token_count", teacher ? "1 to 2^40" : "0 without a teacher stream", header.teacher_token_count);
+  const bool named = (header.flags & kFlagTeacherNames) != 0;
+  constexpr uint64_t kMostNameBytes = 1 << 16;
+  check.expect(
+      named ? header.teacher_name_bytes >= 1 && header.teacher_name_bytes <= kMostNameBytes
+            : header.teacher_name_bytes == 0,
+      "teacher_name_bytes", named ? "1 to 65536" : "0 without names of teachers", header.teacher_name_bytes);
   check.expect(header.vocab_size >= 1 && header.vocab_size <= kMaxVocab, "vocab_size", "1 to 2^32", header.vocab_size);
   check.expect(
       header.token_bytes != 2 || header.vocab_size <= 65536, "vocab_size", "at most 65536 with tokens of 2 bytes",

@@ -6,10 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "data/base/sha256.h"
 
-// The token shard file, versions 1 and 2. docs/data.md describes it byte by byte; scripts/token_shards/shard_file.py is
+// The token shard file, versions 1 to 3. docs/data.md describes it byte by byte; scripts/token_shards/shard_file.py is
 // the Python implementation.
 namespace distill::data {
 
@@ -18,8 +19,10 @@ static_assert(std::endian::native == std::endian::little, "shards are little-end
 inline constexpr char kShardMagic[9] = "DISTTOKS";
 inline constexpr uint32_t kShardVersion = 1;
 inline constexpr uint32_t kTeacherShardVersion = 2; // of a file with a teacher stream
+inline constexpr uint32_t kNamedShardVersion = 3; // of a file whose documents name their teachers
 inline constexpr uint32_t kFlagLossMask = 1;
 inline constexpr uint32_t kFlagTeacherStream = 2; // only with a loss mask
+inline constexpr uint32_t kFlagTeacherNames = 4;
 inline constexpr uint64_t kShardAlignment = 64; // bytes; each section starts at a multiple
 inline constexpr uint64_t kMaxShardTokens = uint64_t{1} << 40;
 inline constexpr const char* kShardExtension = ".dtok";
@@ -39,7 +42,8 @@ struct ShardHeader {
   uint8_t tokenizer_hash[32];
   uint8_t payload_hash[32]; // SHA-256 of all bytes after the header
   uint64_t teacher_token_count; // 0: no teacher stream
-  uint8_t reserved[80]; // 0
+  uint64_t teacher_name_bytes; // 0: no document names its teacher
+  uint8_t reserved[72]; // 0
   uint8_t header_hash[32]; // SHA-256 of the 224 bytes before it
 };
 static_assert(sizeof(ShardHeader) == 256);
@@ -54,6 +58,9 @@ struct ShardLayout {
   uint64_t teacher_offsets_at = 0; // uint64 [document_count + 1]
   uint64_t teacher_tokens_at = 0; // as tokens_at [teacher_token_count]
   uint64_t teacher_mask_at = 0; // bits [teacher_token_count]
+  // The names of teachers; both 0 if no document has one.
+  uint64_t named_at = 0; // uint8 [document_count]: 0: none; n: the nth name
+  uint64_t names_at = 0; // text [teacher_name_bytes]: the names, between them a line feed
   uint64_t file_bytes = 0;
 };
 
@@ -61,6 +68,10 @@ struct ShardLayout {
 ShardLayout shard_layout(const ShardHeader& header);
 
 base::Digest shard_header_hash(const ShardHeader& header);
+
+inline constexpr size_t kMostTeacherNames = 255;
+// Whether a text may be the name of a teacher: 1 to 64 letters, digits, or characters of `_.-`.
+bool is_teacher_name(std::string_view text);
 
 // Checks the header's fields against each other and against the file's size. `path` begins each message.
 absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, const std::string& path);

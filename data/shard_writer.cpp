@@ -1,7 +1,9 @@
 #include "data/shard_writer.h"
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "data/base/durable_file.h"
@@ -52,7 +54,8 @@ std::vector<uint32_t> marked(absl::Span<const uint32_t> tokens, absl::Span<const
 } // namespace
 
 absl::Status ShardWriter::add(
-    absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss, const TeacherTextSpec& teacher) {
+    absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss, const TeacherTextSpec& teacher,
+    const std::string& teacher_name) {
   const std::string name = absl::StrCat("document ", student_.offsets.size() - 1);
   if (tokens.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(name, " is empty"));
@@ -68,8 +71,20 @@ absl::Status ShardWriter::add(
           absl::StrCat(name, ": the completion in the teacher's text differs from the document's"));
     }
   }
+  const auto known = std::find(names_.begin(), names_.end(), teacher_name);
+  if (!teacher_name.empty() && known == names_.end()) {
+    if (!is_teacher_name(teacher_name) || names_.size() == kMostTeacherNames) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, ": expected the name of a teacher, of letters, digits and _.-, the same for all documents or one of ",
+          kMostTeacherNames, ", found ", teacher_name));
+    }
+  }
   student_.add(tokens, in_loss);
   teacher_.add(teacher.tokens, teacher.in_completion);
+  named_.push_back(teacher_name.empty() ? 0 : static_cast<uint8_t>(known - names_.begin() + 1));
+  if (named_.back() > names_.size()) {
+    names_.push_back(teacher_name);
+  }
   return absl::OkStatus();
 }
 
@@ -78,16 +93,19 @@ std::vector<uint8_t> ShardWriter::bytes() const {
   const bool teacher = !teacher_.tokens.empty();
   ShardHeader header = {};
   std::memcpy(header.magic, kShardMagic, sizeof(header.magic));
-  header.version = teacher ? kTeacherShardVersion : kShardVersion;
+  const std::string names = absl::StrJoin(names_, "\n");
+  header.version = !names.empty() ? kNamedShardVersion : teacher ? kTeacherShardVersion : kShardVersion;
   header.header_bytes = sizeof(header);
   header.token_bytes = spec_.vocab_size <= 65536 ? 2 : 4;
-  header.flags = (spec_.loss_mask ? kFlagLossMask : 0) | (teacher ? kFlagTeacherStream : 0);
+  header.flags = (spec_.loss_mask ? kFlagLossMask : 0) | (teacher ? kFlagTeacherStream : 0) |
+      (names.empty() ? 0 : kFlagTeacherNames);
   header.token_count = student_.tokens.size();
   header.document_count = student_.offsets.size() - 1;
   header.vocab_size = spec_.vocab_size;
   header.bos_id = spec_.bos_id;
   header.eos_id = spec_.eos_id;
   header.teacher_token_count = teacher_.tokens.size();
+  header.teacher_name_bytes = names.size();
   std::memcpy(header.tokenizer_hash, spec_.tokenizer_hash.data(), spec_.tokenizer_hash.size());
   const ShardLayout layout = shard_layout(header);
   header.file_bytes = layout.file_bytes;
@@ -109,6 +127,10 @@ std::vector<uint8_t> ShardWriter::bytes() const {
     copy(layout.teacher_offsets_at, teacher_.offsets);
     copy_tokens(layout.teacher_tokens_at, teacher_.tokens);
     copy(layout.teacher_mask_at, teacher_.mask_bits);
+  }
+  if (!names.empty()) {
+    copy(layout.named_at, named_);
+    copy(layout.names_at, names);
   }
   sign_shard(absl::MakeSpan(bytes));
   return bytes;

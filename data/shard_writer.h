@@ -29,11 +29,13 @@ class ShardWriter {
  public:
   explicit ShardWriter(const ShardSpec& spec);
 
-  // Adds one document. `in_loss`: with spec.loss_mask, a value for each token (0: no loss where it is the target);
-  // without, empty. `teacher`: only with spec.loss_mask. InvalidArgument: an empty document, an id that is not below
-  // vocab_size, a mask of another length, a completion in `teacher` that is not the document's.
+  // Adds one document. `teacher_name`: of the teacher that the document names; empty: none. `in_loss`: with
+  // spec.loss_mask, a value for each token (0: no loss where it is the target); without, empty. `teacher`: only with
+  // spec.loss_mask. InvalidArgument: an empty document, an id that is not below vocab_size, a mask of another length, a
+  // completion in `teacher` that is not the document's, a name that no teacher can have, or one too many.
   absl::Status add(
-      absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss = {}, const TeacherTextSpec& teacher = {});
+      absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss = {}, const TeacherTextSpec& teacher = {},
+      const std::string& teacher_name = "");
 
   // The file's bytes. At least one document must have been added.
   std::vector<uint8_t> bytes() const;
@@ -53,6 +55,8 @@ class ShardWriter {
 
   ShardSpec spec_;
   Stream student_, teacher_;
+  std::vector<std::string> names_; // of teachers, in the order in which documents named them first
+  std::vector<uint8_t> named_; // of each document: 0: none; n: the nth name
 };
 
 // Recomputes payload and header hashes of a shard's bytes in place (for tools and tests that edit one).

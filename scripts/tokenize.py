@@ -16,7 +16,8 @@ All but parquet may be compressed with gzip or zstandard.
 The keys of a record tell its format (--records names one):
 FORMATS
 
-Records with teacher_prompt or teacher_messages give the teacher another text before the same completion.
+Records with teacher_prompt or teacher_messages give the teacher another text before the same completion. The key
+teacher names the record's teacher.
 
 Keys that say what is to be learned (weight, train, loss of a message; a loss_mask beside the messages) are followed.
 What a conversion did not use is listed at its end: keys of records and messages, columns of tables.

@@ -69,7 +69,7 @@ class Encoder:
         """Encoded. BadDocuments are counted in it, every other mistake is raised."""
         out = Encoded()
         pending = _Texts()
-        made = []  # lists of samples, or functions that make them once all texts have ids
+        made = []  # (a list of samples, or a function that makes it once all texts have ids; the teacher's name)
         for where, value in chunk.items():
             out.records += 1
             try:
@@ -79,7 +79,7 @@ class Encoder:
             if chunk.not_read:
                 count_unused(out.unused, chunk.not_read, where)
         ids = self.texts.encode(pending.texts)
-        for samples in made:
+        for samples, name in made:
             if samples is None:
                 out.not_wanted += 1
                 continue
@@ -92,18 +92,20 @@ class Encoder:
                 elif in_loss is not None and not in_loss.any() and not self.options.prompts:
                     out.no_assistant += 1
                 else:
-                    out.documents.append((tokens, in_loss, teacher))
+                    out.documents.append((tokens, in_loss, teacher, name))
         return out
 
     def _document(self, kind, where, value, pending, out):
+        """(what `made` holds of a record, or None where nothing of it is learned; the name of its teacher)"""
         if isinstance(value, BadDocument):  # of a table: a row with too few cells
             raise value
-        wanted, unused = True, set()
+        wanted, unused, teacher = True, set(), ""
         if kind in ("files", "text"):
             name, document = "text", Text(value)
         else:
             read = self.reader.read(value if isinstance(value, dict) else load_json(value, where), where)
             name, document, wanted, unused = read.format, read.document, read.wanted, read.unused
+            teacher = read.teacher
         if isinstance(document, Text):
             made = self._text(document, where, pending)
         elif isinstance(document, Pair):
@@ -116,7 +118,7 @@ class Encoder:
             made = self._ids(*document, where)
         out.formats[name] = out.formats.get(name, 0) + 1
         count_unused(out.unused, unused, where)
-        return made if wanted else None
+        return made if wanted else None, teacher
 
     def _text(self, document, where, pending):
         text = document.text

@@ -14,7 +14,9 @@ _MAGIC = b"DTJ1"
 
 @dataclass
 class Encoded:
-    documents: list = field(default_factory=list)  # (tokens, in_loss or None, teacher or None): ShardFolder.add's
+    documents: list = field(
+        default_factory=list
+    )  # (tokens, in_loss or None, teacher or None, name of the teacher): add's
     records: int = 0  # that were read, bad ones included
     empty: int = 0  # records without a token
     no_assistant: int = 0  # conversations without an assistant's token
@@ -43,24 +45,27 @@ class Encoded:
 def pack_documents(documents):
     """{name: array} with all documents, one after the other."""
     none = np.zeros(0, np.uint32), np.zeros(0, bool)
-    masks = [in_loss for _, in_loss, _ in documents if in_loss is not None]
-    teachers = [none if teacher is None else teacher for _, _, teacher in documents]
+    masks = [document[1] for document in documents if document[1] is not None]
+    teachers = [none if document[2] is None else document[2] for document in documents]
+    names = "\n".join(document[3] for document in documents).encode()
     return {
-        "lengths": np.array([len(tokens) for tokens, _, _ in documents], np.int64),
-        "tokens": _joined([tokens for tokens, _, _ in documents], np.uint32),
-        "masked": np.array([in_loss is not None for _, in_loss, _ in documents], bool),
+        "lengths": np.array([len(document[0]) for document in documents], np.int64),
+        "tokens": _joined([document[0] for document in documents], np.uint32),
+        "masked": np.array([document[1] is not None for document in documents], bool),
         "in_loss": _joined(masks, bool),
         "teacher_lengths": np.array([len(tokens) for tokens, _ in teachers], np.int64),
         "teacher_tokens": _joined([tokens for tokens, _ in teachers], np.uint32),
         "teacher_in_loss": _joined([in_loss for _, in_loss in teachers], bool),
+        "teacher_names": np.frombuffer(names, np.uint8),
     }
 
 
 def unpack_documents(arrays):
     documents = []
     at = mask_at = teacher_at = 0
-    for length, masked, teacher_length in zip(
-        arrays["lengths"].tolist(), arrays["masked"].tolist(), arrays["teacher_lengths"].tolist()
+    names = bytes(arrays["teacher_names"]).decode().split("\n")
+    for length, masked, teacher_length, name in zip(
+        arrays["lengths"].tolist(), arrays["masked"].tolist(), arrays["teacher_lengths"].tolist(), names
     ):
         in_loss = teacher = None
         if masked:
@@ -70,7 +75,7 @@ def unpack_documents(arrays):
             part = slice(teacher_at, teacher_at + teacher_length)
             teacher = arrays["teacher_tokens"][part], arrays["teacher_in_loss"][part]
             teacher_at += teacher_length
-        documents.append((arrays["tokens"][at : at + length], in_loss, teacher))
+        documents.append((arrays["tokens"][at : at + length], in_loss, teacher, name))
         at += length
     return documents
 

@@ -10,12 +10,28 @@ from .json_values import check_text, json_name, load_json, short_text
 from .learned import LEARNED_KEYS, RECORD_KEYS, WANTED_KEYS, check_no_masks, mark_learned, record_learned
 from .ready_ids import ids_document
 from .record_formats import SYSTEM, formats
+from .shard_file import TEACHER_NAME
 from .sharegpt import conversation_messages
 from .unused_keys import PLAIN_KEYS, Watched, check_spelling, misspelling
 
 # Keys of messages that change what is rendered or learned, whose misspellings are looked for.
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content", *LEARNED_KEYS)
 _PLANS = 10_000  # that are remembered
+
+TEACHER_KEY = "teacher"  # of a record of any format
+
+
+def teacher_name(value, where):
+    """The name of a teacher; null and "" are none."""
+    if value in (None, ""):
+        return ""
+    if not isinstance(value, str) or not TEACHER_NAME.fullmatch(value):
+        raise BadDocument(
+            "teacher is not the name of one",
+            f"{where}: teacher: expected a name of 1 to 64 letters, digits or _.-, found {short_text(value)} "
+            "(if the key means something else: --ignore-key teacher)",
+        )
+    return value
 
 
 @dataclass
@@ -50,6 +66,7 @@ class Read:
     document: object  # Text | Pair | Chat | (ids, in_loss)
     wanted: bool  # false: a key of the record says that nothing of it is learned
     unused: set  # paths of the keys that are not null and were not used
+    teacher: str = ""  # the name of its teacher; "": it names none
 
 
 @dataclass(frozen=True)
@@ -88,7 +105,7 @@ class RecordReader:
 
     def columns(self, names):
         """The columns of a table that are read: those that a reader looks at, and misspellings of them."""
-        known = {key for one in self.formats for key in one.all_keys()} | set(RECORD_KEYS)
+        known = {key for one in self.formats for key in one.all_keys()} | {*RECORD_KEYS, TEACHER_KEY}
         known = tuple(sorted(known - self.ignored))
         return [name for name in names if name in known or misspelling((name,), known)]
 
@@ -102,15 +119,19 @@ class RecordReader:
         ignored = {key for key in record if key in self.ignored} if self.ignored else set()
         if ignored:
             record = {key: value for key, value in record.items() if key not in ignored}
+        teacher = ""
+        if TEACHER_KEY in record:
+            teacher = teacher_name(record[TEACHER_KEY], where)
+            record = {key: value for key, value in record.items() if key != TEACHER_KEY}
         plan = self._plan(record, where)
         if plan.is_text:
-            return Read(plan.format.name, Text(record[self.text_key]), True, plan.unused | ignored)
+            return Read(plan.format.name, Text(record[self.text_key]), True, plan.unused | ignored, teacher)
         self._unused = ignored
         record = Watched(record)
         wanted, masks = record_learned(record, plan.taken, where) if plan.has_learned else (True, [])
         document = self._readers[plan.format.name](record, masks, where)
         self._unused.update(key for key in record.not_read() if dict.get(record, key) is not None)
-        return Read(plan.format.name, document, wanted, self._unused)
+        return Read(plan.format.name, document, wanted, self._unused, teacher)
 
     def _plan(self, record, where):
         """What the keys of a record say, and which of them are null: remembered, since many records have the same."""

@@ -1,7 +1,8 @@
-"""The token shard file, versions 1 and 2. docs/data.md describes every byte; data/shard_format.h is the same in C++."""
+"""The token shard file, versions 1 to 3. docs/data.md describes every byte; data/shard_format.h is the same in C++."""
 
 import hashlib
 import os
+import re
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +14,18 @@ from .errors import BadDocument
 MAGIC = b"DISTTOKS"
 VERSION = 1
 TEACHER_VERSION = 2  # of a file whose documents have texts of the teacher's own
+NAMED_VERSION = 3  # of a file whose documents name their teachers
 HEADER_BYTES = 256
 FLAG_LOSS_MASK = 1
 FLAG_TEACHER_STREAM = 2
+FLAG_TEACHER_NAMES = 4
+TEACHER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MOST_NAMES = 255
 ALIGNMENT = 64
 EXTENSION = ".dtok"
 # magic, version, header_bytes, token_bytes, flags, tokens, documents, vocab_size, file_bytes, bos, eos, two hashes,
-# teacher tokens, reserved
-HEADER = struct.Struct("<8sIIIIQQQQqq32s32sQ80x")
+# teacher tokens, bytes of the teachers' names, reserved
+HEADER = struct.Struct("<8sIIIIQQQQqq32s32sQQ72x")
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class Shard:
     spec: ShardSpec
     student: _Stream = field(default_factory=_Stream)
     teacher: _Stream = field(default_factory=_Stream)
+    teacher_names: list = field(default_factory=list)  # for each document; "": it names none
 
     @property
     def documents(self):
@@ -81,14 +87,15 @@ class Shard:
     def token_count(self):
         return self.student.token_count + self.teacher.token_count
 
-    def add(self, tokens, in_loss, teacher=None):
+    def add(self, tokens, in_loss, teacher=None, teacher_name=""):
         """`in_loss`: a bool array, or None for all tokens. `teacher`: (tokens, in_loss) of the text that the teacher
-        reads instead, whose ids in the loss must be the document's ids in the loss, in the same order. BadDocument:
-        they are not."""
+        reads instead, whose ids in the loss must be the document's ids in the loss, in the same order. `teacher_name`:
+        of the teacher that the document names; "": none. BadDocument: the ids are not the same."""
         if teacher is not None and len(teacher[0]):
             check_alignment(tokens, in_loss, *teacher)
         self.student.add(tokens, in_loss)
         self.teacher.add(*(_NO_TEACHER if teacher is None else teacher))
+        self.teacher_names.append(teacher_name)
 
     def write(self, path):
         token_bytes = 2 if self.spec.vocab_size <= 65536 else 4
@@ -100,9 +107,15 @@ class Shard:
             stream.check_ids(path, self.spec.vocab_size)
             for section in stream.sections(token_bytes, flags & FLAG_LOSS_MASK):
                 payload += bytes(-len(payload) % ALIGNMENT) + section
+        version = TEACHER_VERSION if flags & FLAG_TEACHER_STREAM else VERSION
+        named, names = self._names(path)
+        if names:
+            version, flags = NAMED_VERSION, flags | FLAG_TEACHER_NAMES
+            for section in (named, names):
+                payload += bytes(-len(payload) % ALIGNMENT) + section
         head = HEADER.pack(
             MAGIC,
-            TEACHER_VERSION if flags & FLAG_TEACHER_STREAM else VERSION,
+            version,
             HEADER_BYTES,
             token_bytes,
             flags,
@@ -115,12 +128,25 @@ class Shard:
             self.spec.tokenizer_hash,
             hashlib.sha256(payload).digest(),
             self.teacher.token_count,
+            len(names),
         )
         with open(path, "wb") as file:
             file.write(head + hashlib.sha256(head).digest())
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
+
+    def _names(self, path):
+        """(a byte for each document, the names)"""
+        names = [name for name in dict.fromkeys(self.teacher_names) if name]
+        wrong = next((name for name in names if not TEACHER_NAME.fullmatch(name)), None)
+        if wrong is not None or len(names) > MOST_NAMES:
+            found = f"{len(names)} names" if wrong is None else repr(wrong)
+            raise ValueError(
+                f"{path}: expected at most {MOST_NAMES} names of teachers, of letters, digits and _.-, found {found}"
+            )
+        numbers = {name: number for number, name in enumerate(names, 1)} | {"": 0}
+        return bytes(numbers[name] for name in self.teacher_names), "\n".join(names).encode()
 
 
 def check_alignment(tokens, in_loss, teacher_tokens, teacher_in_loss):
@@ -162,6 +188,7 @@ _NAMES = (
     "tokenizer_hash",
     "payload_hash",
     "teacher_token_count",
+    "teacher_name_bytes",
 )
 
 
@@ -189,9 +216,9 @@ class _Sections:
 def _read_sections(path):
     data = Path(path).read_bytes()
     header = dict(zip(_NAMES, HEADER.unpack_from(data)))
-    known = header["magic"] == MAGIC and header["version"] in (VERSION, TEACHER_VERSION)
+    known = header["magic"] == MAGIC and VERSION <= header["version"] <= NAMED_VERSION
     if not known or header["file_bytes"] != len(data):
-        raise ValueError(f"{path}: not a token shard of version {VERSION} or {TEACHER_VERSION}, or cut short")
+        raise ValueError(f"{path}: not a token shard of version {VERSION} to {NAMED_VERSION}, or cut short")
     if hashlib.sha256(data[HEADER_BYTES:]).digest() != header["payload_hash"]:
         raise ValueError(f"{path}: the payload does not have the hash that its header gives")
     sections = _Sections(data)
@@ -213,3 +240,15 @@ def read_teacher(path):
         return [None] * len(student[0])
     teacher = sections.stream(header, header["teacher_token_count"], True)
     return [(tokens, mask) if len(tokens) else None for tokens, mask in zip(*teacher)]
+
+
+def read_teacher_names(path):
+    """The name of the teacher of each document; "": the document names none. For tests and small tools."""
+    header, student, sections = _read_sections(path)
+    if not header["flags"] & FLAG_TEACHER_NAMES:
+        return [""] * len(student[0])
+    if header["flags"] & FLAG_TEACHER_STREAM:
+        sections.stream(header, header["teacher_token_count"], True)
+    named = sections.take(np.uint8, header["document_count"])
+    names = ["", *bytes(sections.take(np.uint8, header["teacher_name_bytes"])).decode().split("\n")]
+    return [names[number] for number in named]

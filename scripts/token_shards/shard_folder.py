@@ -52,12 +52,12 @@ class ShardFolder:
         if not self.overwrite and any(self.folder.glob(f"*{EXTENSION}")):
             raise FileExistsError(f"{self.folder}: holds token shards already; --overwrite replaces them")
 
-    def add(self, tokens, in_loss, teacher=None):
+    def add(self, tokens, in_loss, teacher=None, teacher_name=""):
         """As Shard.add."""
         size = len(tokens) + (0 if teacher is None else len(teacher[0]))
         if self.shard.documents and self.shard.token_count + size > self.shard_tokens:
             self.flush()
-        self.shard.add(tokens, in_loss, teacher)
+        self.shard.add(tokens, in_loss, teacher, teacher_name)
         self.documents += 1
         self.tokens += len(tokens)
         self.teacher_tokens += size - len(tokens)
@@ -78,9 +78,9 @@ class ShardFolder:
         names = ("written", "documents", "tokens", "tokens_in_loss", "teacher_tokens")
         student, teacher = self.shard.student, self.shard.teacher
         pending = [
-            (tokens, in_loss, (its, its_in_loss) if len(its) else None)
-            for tokens, in_loss, its, its_in_loss in zip(
-                student.tokens, student.in_loss, teacher.tokens, teacher.in_loss
+            (tokens, in_loss, (its, its_in_loss) if len(its) else None, name)
+            for tokens, in_loss, its, its_in_loss, name in zip(
+                student.tokens, student.in_loss, teacher.tokens, teacher.in_loss, self.shard.teacher_names
             )
         ]
         return {name: getattr(self, name) for name in names}, pending

@@ -15,14 +15,14 @@ using testing::spec;
 
 using ShardTest = testing::FolderTest;
 
-std::vector<uint8_t> small_shard(bool loss_mask, uint64_t vocab_size = 100) {
+std::vector<uint8_t> small_shard(bool loss_mask, uint64_t vocab_size = 100, bool named = false) {
   ShardWriter writer(spec(vocab_size, loss_mask));
   for (const auto& document : distinct_documents({3, 1, 7})) {
     std::vector<uint8_t> mask(loss_mask ? document.size() : 0);
     for (size_t i = 0; i < mask.size(); ++i) {
       mask[i] = i % 2;
     }
-    EXPECT_TRUE(writer.add(document, mask).ok());
+    EXPECT_TRUE(writer.add(document, mask, {}, named && document.size() > 1 ? "math" : "").ok());
   }
   return writer.bytes();
 }
@@ -64,10 +64,57 @@ TEST_F(ShardTest, RefusesDocumentsThatCannotBeStored) {
   EXPECT_THAT(std::string(writer.write(path("no/such/folder/a.dtok")).message()), HasSubstr("cannot create"));
 }
 
+TEST_F(ShardTest, DocumentsNameTheirTeachers) {
+  ShardWriter writer(spec(10));
+  ASSERT_TRUE(writer.add({1}, {}, {}, "math").ok());
+  ASSERT_TRUE(writer.add({2}).ok());
+  ASSERT_TRUE(writer.add({3}, {}, {}, "b.C-2").ok());
+  ASSERT_TRUE(writer.add({4}, {}, {}, "math").ok());
+  EXPECT_THAT(std::string(writer.add({5}, {}, {}, "a b").message()), HasSubstr("letters, digits and _.-"));
+  ASSERT_TRUE(writer.write(path("a.dtok")).ok());
+  const auto shard = Shard::open(path("a.dtok"));
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  EXPECT_EQ(shard->header().version, kNamedShardVersion);
+  EXPECT_EQ(shard->teacher_names(), (std::vector<std::string>{"math", "b.C-2"}));
+  const auto name = [&](int64_t document) {
+    const std::string* found = shard->teacher_of(document);
+    return found == nullptr ? "none" : *found;
+  };
+  EXPECT_EQ(
+      (std::vector{name(0), name(1), name(2), name(3)}), (std::vector<std::string>{"math", "none", "b.C-2", "math"}));
+  EXPECT_TRUE(shard->verify().ok());
+  const std::string text = *describe_shard(path("a.dtok"));
+  EXPECT_THAT(text, HasSubstr("teachers named   none of 1 documents, b.C-2 of 1 documents, math of 2 documents\n"));
+  EXPECT_THAT(text, HasSubstr("document 0 (1 tokens, teacher math): 1\ndocument 1 (1 tokens): 2\n"));
+}
+
+// Names are not trusted because the hashes fit.
+TEST_F(ShardTest, BadNamesOfTeachersAreNamed) {
+  ShardWriter writer(spec(10));
+  ASSERT_TRUE(writer.add({1, 2}, {}, {}, "a").ok());
+  ASSERT_TRUE(writer.add({3}, {}, {}, "b").ok());
+  const std::vector<uint8_t> bytes = writer.bytes();
+  ShardHeader header;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  const ShardLayout layout = shard_layout(header);
+  const auto changed = [&](uint64_t at, uint8_t value) {
+    std::vector<uint8_t> copy = bytes;
+    copy[at] = value;
+    sign_shard(absl::MakeSpan(copy));
+    const auto shard = Shard::open(write("bad.dtok", copy));
+    return shard.ok() ? "" : std::string(shard.status().message());
+  };
+  EXPECT_EQ(changed(layout.named_at, 2), "");
+  EXPECT_THAT(changed(layout.named_at + 1, 3), HasSubstr("document 1: expected the number of one of 2 teachers, or 0"));
+  EXPECT_THAT(changed(layout.named_at + 2, 1), HasSubstr("padding before the names of teachers"));
+  EXPECT_THAT(changed(layout.names_at, 'b'), HasSubstr("expected 1 to 255 different ones"));
+  EXPECT_THAT(changed(layout.names_at, '\n'), HasSubstr("expected 1 to 255 different ones"));
+}
+
 // Whatever the file's end: an error, never a crash or a short read.
 TEST_F(ShardTest, EveryTruncationIsAnError) {
-  for (const bool loss_mask : {false, true}) {
-    const std::vector<uint8_t> bytes = small_shard(loss_mask);
+  for (const int kind : {0, 1, 2}) {
+    const std::vector<uint8_t> bytes = small_shard(/*loss_mask=*/kind == 1, 100, /*named=*/kind == 2);
     for (size_t size = 0; size < bytes.size(); ++size) {
       const auto file = write("cut.dtok", std::vector<uint8_t>(bytes.begin(), bytes.begin() + size));
       const auto shard = Shard::open(file);
@@ -84,7 +131,7 @@ TEST_F(ShardTest, EveryTruncationIsAnError) {
 
 // Each single flipped bit is found: the header's on opening, the payload's at the latest by verify().
 TEST_F(ShardTest, EveryFlippedBitIsFound) {
-  const std::vector<uint8_t> bytes = small_shard(true);
+  const std::vector<uint8_t> bytes = small_shard(true, 100, /*named=*/true);
   for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
     std::vector<uint8_t> flipped = bytes;
     flipped[bit / 8] ^= static_cast<uint8_t>(1U << (bit % 8));
@@ -101,7 +148,7 @@ TEST_F(ShardTest, EveryFlippedBitIsFound) {
 
 // Bits flipped in files whose hashes have been made good again: fields are not trusted because a hash fits.
 TEST_F(ShardTest, SignedNonsenseNeverCrashes) {
-  const std::vector<uint8_t> bytes = small_shard(true);
+  const std::vector<uint8_t> bytes = small_shard(true, 100, /*named=*/true);
   int64_t opened = 0;
   for (size_t bit = 0; bit < (sizeof(ShardHeader) + 64) * 8; ++bit) {
     std::vector<uint8_t> flipped = bytes;
@@ -131,7 +178,7 @@ std::vector<BadShard> bad_shards() {
   return {
       {"version",
        [](ShardHeader& h, auto&) { h.version = 9; },
-       {"`version`: expected 1 or 2, found 9", "tokenise again"}},
+       {"`version`: expected 1 to 3, found 9", "tokenise again"}},
       {"header_bytes",
        [](ShardHeader& h, auto&) { h.header_bytes = 255; },
        {"`header_bytes`: expected 256, found 255"}},
@@ -142,7 +189,7 @@ std::vector<BadShard> bad_shards() {
        {"`flags`: expected 0 or 1 (loss mask) in version 1, found 3"}},
       {"teacher tokens in version 1",
        [](ShardHeader& h, auto&) { h.teacher_token_count = 5; },
-       {"`teacher_token_count`: expected 0 in version 1, found 5"}},
+       {"`teacher_token_count`: expected 0 without a teacher stream, found 5"}},
       {"version 2 without a teacher stream",
        [](ShardHeader& h, auto&) { h.version = 2; },
        {"`flags`: expected 3", "found 1", "`teacher_token_count`: expected 1 to 2^40, found 0"}},
@@ -165,7 +212,7 @@ std::vector<BadShard> bad_shards() {
        {"`vocab_size`: expected at most 65536 with tokens of 2 bytes, found 65537"}},
       {"bos_id", [](ShardHeader& h, auto&) { h.bos_id = 100; }, {"`bos_id`", "below vocab_size 100, found 100"}},
       {"eos_id", [](ShardHeader& h, auto&) { h.eos_id = -2; }, {"`eos_id`", "found -2"}},
-      {"reserved", [](ShardHeader& h, auto&) { h.reserved[79] = 1; }, {"`reserved`: expected zeros"}},
+      {"reserved", [](ShardHeader& h, auto&) { h.reserved[71] = 1; }, {"`reserved`: expected zeros"}},
       {"file_bytes", [](ShardHeader& h, auto&) { h.file_bytes = 12; }, {"`file_bytes`", "found 12"}},
       {"several fields",
        [](ShardHeader& h, auto&) { h.token_bytes = 8, h.vocab_size = 0; },

@@ -108,3 +108,24 @@ def test_a_folder_counts_the_teachers_tokens_in_the_size_of_a_shard(tmp_path):
     paths = folder.finish()
     assert [shard_file.read(path)[0]["document_count"] for path in paths] == [2, 1]
     assert (folder.tokens, folder.tokens_in_loss, folder.teacher_tokens) == (12, 8, 12)
+
+
+def test_documents_name_their_teachers(tmp_path):
+    """One byte for each document, after whatever else the file has."""
+    for texts, flags in (
+        ((None, None), 4),
+        ((marks(".xx"), None), 5),
+        ((marks(".xx"), (ids(9, 2, 3), marks(".xx"))), 7),
+    ):
+        documents = [(ids(1, 2, 3), *texts, "math"), (ids(4, 5), None, None, ""), (ids(6), None, None, "b.C-2")]
+        path = write(tmp_path / "a.dtok", documents)
+        header, tokens, _ = shard_file.read(path)
+        assert (
+            header["version"] == 3 and header["flags"] == flags and header["teacher_name_bytes"] == len("math\nb.C-2")
+        )
+        assert [list(one) for one in tokens] == [[1, 2, 3], [4, 5], [6]]
+        assert shard_file.read_teacher_names(path) == ["math", "", "b.C-2"]
+        assert (shard_file.read_teacher(path)[0] is not None) == (flags == 7)
+    with pytest.raises(ValueError, match="names of teachers, of letters, digits and _.-, found 'a b'"):
+        write(tmp_path / "b.dtok", [(ids(1), None, None, "a b")])
+    assert shard_file.read_teacher_names(write(tmp_path / "c.dtok", [(ids(1), None)])) == [""]

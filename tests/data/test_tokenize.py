@@ -123,6 +123,33 @@ def test_text_files_become_documents_that_end_with_eos(tmp_path, model, tokenize
     assert "3 documents" in said and "left out: 1 empty" in said
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_records_name_their_teachers(tmp_path, model, workers):
+    """Of every format; with or without a text of the teacher's own."""
+    chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "the fox"}]
+    records = [
+        {"text": "the fox", "teacher": "math"},
+        {"teacher": "code", "messages": chat},
+        {"prompt": "hello ", "completion": "other", "teacher_prompt": "says ", "teacher": "math"},
+        {"text": "says hello"},
+        {"text": "other", "teacher": None},
+        {"input_ids": [3, 4, 5], "teacher": "math"},
+    ]
+    said = tokenise(model, tmp_path / "out", write_jsonl(tmp_path / "a.jsonl", records), workers=workers)
+    shard = tmp_path / "out" / "shard-00000.dtok"
+    assert shard_file.read_teacher_names(shard) == ["math", "code", "math", "", "", "math"]
+    assert "teacher" not in said.replace("the teacher reads", "")
+    (tmp_path / "a.csv").write_text("text,teacher\nhello,code\nthe fox,\n")
+    tokenise(model, tmp_path / "csv", tmp_path / "a.csv", workers=workers)
+    assert shard_file.read_teacher_names(tmp_path / "csv" / "shard-00000.dtok") == ["code", ""]
+    bad = write_jsonl(tmp_path / "b.jsonl", [{"text": "hello", "teacher": "Qwen/Qwen3-8B"}])
+    error = tokenise(model, tmp_path / "bad", bad, code=1)
+    assert 'teacher: expected a name of 1 to 64 letters, digits or _.-, found "Qwen/Qwen3-8B"' in error
+    assert "--ignore-key teacher" in error
+    tokenise(model, tmp_path / "ignored", "--ignore-key", "teacher", bad)
+    assert shard_file.read_teacher_names(tmp_path / "ignored" / "shard-00000.dtok") == [""]
+
+
 def test_blank_lines_split_a_text_and_options_choose_the_special_tokens(tmp_path, model, tokenizer):
     (tmp_path / "a.txt").write_text("the\nfox\n\n \n\nsays\r\n\r\nhello\n")
     tokenise(model, tmp_path / "out", "--split-blank-lines", "--no-eos", "--bos", "always", tmp_path / "a.txt")

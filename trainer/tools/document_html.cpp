@@ -101,8 +101,8 @@ std::string html_page(const PageHeading& heading, absl::Span<const ShownDocument
   std::string page = absl::StrFormat(kHead, escaped(heading.data), escaped(heading.tokenizer));
   for (const ShownDocument& document : documents) {
     absl::StrAppendFormat(
-        &page, "<section>\n<h2>document %d <span class=\"about\">of %s</span></h2>\n", document.number,
-        escaped(document.shard));
+        &page, "<section>\n<h2>document %d <span class=\"about\">of %s%s%s</span></h2>\n", document.number,
+        escaped(document.shard), document.teacher.empty() ? "" : ", teacher ", escaped(document.teacher));
     for (const ShownStream& stream : document.streams) {
       absl::StrAppendFormat(
           &page, "<h3>%s%d tokens, %d in the loss</h3>\n", stream.name.empty() ? "" : escaped(stream.name) + ": ",

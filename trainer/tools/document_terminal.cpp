@@ -110,7 +110,9 @@ class Writer {
 };
 
 std::string heading(const ShownDocument& document) {
-  std::string text = absl::StrFormat("document %d of %s", document.number, document.shard);
+  std::string text = absl::StrFormat(
+      "document %d of %s%s%s", document.number, document.shard, document.teacher.empty() ? "" : ", teacher ",
+      document.teacher);
   for (const ShownStream& stream : document.streams) {
     absl::StrAppendFormat(
         &text, "%s %s%d tokens, %d in the loss", &stream == &document.streams[0] ? ":" : ";",

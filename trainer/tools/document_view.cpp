@@ -73,6 +73,9 @@ absl::StatusOr<std::vector<ShownDocument>> read_documents(
       ShownDocument& shown = documents.emplace_back();
       shown.number = first_of_shard + document;
       shown.shard = std::filesystem::path(shard.path()).filename().string();
+      if (const std::string* teacher = shard.teacher_of(document); teacher != nullptr) {
+        shown.teacher = *teacher;
+      }
       for (const StreamPlace& place : streams_of(shard, document)) {
         ASSIGN_OR_RETURN(ShownStream stream, read_stream(shard, place, text, range.max_tokens));
         shown.streams.push_back(std::move(stream));

@@ -34,6 +34,7 @@ struct ShownStream {
 struct ShownDocument {
   int64_t number = 0; // among the documents of all shards, from 0
   std::string shard; // its file's name
+  std::string teacher; // the name of its teacher; empty: it names none
   std::vector<ShownStream> streams;
 };
 

@@ -14,10 +14,10 @@ namespace {
 constexpr double kForwardBytes = 4 + 4 + 4 + 2 + 2;
 constexpr double kBackwardBytes = 2 * (4 + 4) + (2 + 2) + (2 + 2 * 2);
 
-// The speed of a delta rule, computed token by token, as a share of that of matrix products: an estimate from the
-// instructions of its kernels, not a measurement.
-constexpr double kDeltaForwardSpeed = 0.03;
-constexpr double kDeltaBackwardSpeed = 0.01;
+// The speed of a delta rule in chunks, with its convolution and its norm, as a share of that of matrix products: from
+// their times on an H100 (docs/models.md), less the bytes that delta_time() counts.
+constexpr double kDeltaForwardSpeed = 0.033;
+constexpr double kDeltaBackwardSpeed = 0.031;
 
 bool is_fused(const models::AttentionSpec& spec) {
   return models::has_fused_attention(spec.head_dim, spec.options());
@@ -52,11 +52,8 @@ AttentionTime delta_time(const models::DeltaSpec& spec, const Machine& machine, 
   const double flops = tokens * spec.rule_flops();
   const auto channels = static_cast<double>(spec.conv_channels()), values = static_cast<double>(spec.value_width());
   // Forward: the convolution reads and writes its channels, the rule reads them and writes its output and what it
-  // wrote into the states, the norm reads output and gate and writes. Backward: about twice that, and fp32 gradients of
-  // queries, keys and written values.
-  const auto keys = static_cast<double>(spec.value_heads * spec.key_dim);
-  const double forward = tokens * (3 * channels + 5 * values) * element;
-  const double backward = 2 * forward + tokens * (6 * keys + 2 * values) * 4;
+  // wrote into the states, the norm reads output and gate and writes. Backward: about twice that.
+  const double forward = tokens * (3 * channels + 5 * values) * element, backward = 2 * forward;
   return {
       flops / (kDeltaForwardSpeed * machine.matmul_flops) + forward / machine.memory_bytes,
       2 * flops / (kDeltaBackwardSpeed * machine.matmul_flops) + backward / machine.memory_bytes};

@@ -64,5 +64,39 @@ TEST(DeltaSpeed, RuleConvolutionAndNorm) {
   }
 }
 
+// The rule's errors at the inputs of which bench_delta_rule.py prints flash-linear-attention's.
+TEST(DeltaSpeed, ErrorsAgainstFp64) {
+  if (!at::hasCUDA()) {
+    GTEST_SKIP() << "needs a CUDA device";
+  }
+  constexpr int64_t kTokens = 600;
+  const DeltaSpec spec{.key_heads = 2, .value_heads = 2, .key_dim = 128, .value_dim = 128};
+  const SequenceInfo seq = packed_sequences(1, kTokens, {0, kTokens}, at::kCUDA);
+  const auto bf16 = at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA), fp32 = bf16.dtype(at::kFloat);
+  const at::Tensor qkv = at::randn({kTokens, spec.conv_channels()}, bf16);
+  const at::Tensor dout = at::randn({kTokens, spec.value_width()}, bf16);
+  const DeltaGates gates{at::rand({kTokens, 2}, fp32).neg_(), at::rand({kTokens, 2}, bf16).to(at::kFloat)};
+  const auto results = [&](at::ScalarType dtype, at::ScalarType gate_dtype) {
+    const at::Tensor x = qkv.to(dtype);
+    const DeltaGates g{gates.decay_NA.to(gate_dtype), gates.beta_NA.to(gate_dtype)};
+    const DeltaResult forward = delta_rule_forward(spec, x, g, seq);
+    const DeltaGradients back = delta_rule_backward(spec, dout.to(dtype), x, g, forward.written_NV, seq);
+    std::vector<at::Tensor> all = at::split(back.dqkv_NC, spec.key_width(), 1);
+    all.insert(all.begin(), forward.out_NV);
+    all.push_back(back.dgates.decay_NA);
+    all.push_back(back.dgates.beta_NA);
+    return all;
+  };
+  const std::vector<at::Tensor> found = results(at::kBFloat16, at::kFloat), wanted = results(at::kDouble, at::kDouble);
+  std::printf("errors against fp64:");
+  const char* const names[] = {"output", "q", "k", "v", "decay", "beta"};
+  for (size_t i = 0; i < found.size(); ++i) {
+    const double error = ((found[i].to(at::kDouble) - wanted[i]).norm() / wanted[i].norm()).item<double>();
+    std::printf(" %s %.1e", names[i], error);
+    EXPECT_LT(error, 8e-3) << names[i];
+  }
+  std::printf("\n");
+}
+
 } // namespace
 } // namespace distill::models

@@ -67,5 +67,21 @@ TEST(AttentionTime, APlanWarnsOfIt) {
       warnings(model(128), model(512)), testing::ElementsAre(HasSubstr("teacher: no fused kernel computes attention")));
 }
 
+// The sums of the rule's, the convolution's and the norm's times on an H100 (docs/models.md).
+TEST(AttentionTime, ADeltaRuleTakesWhatWasMeasured) {
+  struct Measured {
+    int64_t value_heads;
+    double tokens, forward, backward; // milliseconds
+  };
+  for (const Measured& one :
+       {Measured{32, 8192, 1.244, 2.637}, Measured{32, 65536, 9.386, 20.527}, Measured{48, 8192, 1.801, 3.692},
+        Measured{48, 65536, 12.868, 27.073}}) {
+    const models::DeltaSpec spec{.key_heads = 16, .value_heads = one.value_heads, .key_dim = 128, .value_dim = 128};
+    const AttentionTime time = delta_time(spec, *machine_named("H100-SXM"), one.tokens, /*element=*/2);
+    EXPECT_NEAR(1e3 * time.forward / one.forward, 1, 0.2) << one.value_heads << " heads, " << one.tokens << " tokens";
+    EXPECT_NEAR(1e3 * time.backward / one.backward, 1, 0.2) << one.value_heads << " heads, " << one.tokens << " tokens";
+  }
+}
+
 } // namespace
 } // namespace distill::plan

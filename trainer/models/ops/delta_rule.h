@@ -17,8 +17,9 @@
 // key head. The state, and all arithmetic, is fp32 (fp64 for fp64). N tokens, C channels: those of q, of k, of v; A
 // value heads, V = A * Dv.
 //
-// The rule is computed as it is written, token by token, and each segment by itself: what a token gets, and its
-// gradient, are the same bits whatever stands around its segment.
+// The rule is computed as it is written, token by token; on Hopper in bf16, with sizes that are multiples of 8, in
+// chunks of 64 tokens (delta_chunk_kernel.h), whose products have operands rounded to bf16 and fp32 sums. Each segment
+// is computed by itself: what a token gets, and its gradient, are the same bits whatever stands around its segment.
 namespace distill::models {
 
 // The gates of each token and value head, fp32 (fp64 for fp64): [N, A].

@@ -4,8 +4,9 @@
 
 #include "trainer/models/ops/kernel.h"
 
-// The gated delta rule of delta_rule.h on CUDA, token by token with fp32 states in registers (fp64 for fp64). Names and
-// letters as there; Hk key heads. The segments are those of cu_seqlens.
+// The gated delta rule of delta_rule.h on CUDA, token by token with fp32 states in registers (fp64 for fp64), for the
+// dtypes, sizes and GPUs that delta_chunk_kernel.h does not serve. Names and letters as in delta_rule.h; Hk key heads.
+// The segments are those of cu_seqlens.
 namespace distill::models {
 
 inline constexpr int64_t kMaxDeltaDim = 128; // of keys and of values

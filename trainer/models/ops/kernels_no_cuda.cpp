@@ -1,5 +1,6 @@
 #include "trainer/models/ops/attention_scores_kernel.h"
 #include "trainer/models/ops/combine_kernel.h"
+#include "trainer/models/ops/delta_chunk_kernel.h"
 #include "trainer/models/ops/delta_rule_kernel.h"
 #include "trainer/models/ops/dropout_kernel.h"
 #include "trainer/models/ops/embedding_kernel.h"
@@ -121,6 +122,18 @@ const char* launch_gated_norm_forward(const GatedNormArgs&, CUstream_st*) {
 }
 
 const char* launch_gated_norm_backward(const GatedNormArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+bool has_delta_chunks() {
+  return false;
+}
+
+const char* launch_delta_chunk_forward(const DeltaChunkArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_delta_chunk_backward(const DeltaChunkArgs&, CUstream_st*) {
   return kNoKernels;
 }
 

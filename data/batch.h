@@ -41,6 +41,7 @@ struct Batch {
       cu_seqlens; // int32 [segments + 1]: segment boundaries in the flattened tokens, which attention never crosses
   int64_t max_seqlen = 0; // of the longest segment, tokens
   int64_t valid_tokens = 0; // targets that are not -100
+  int64_t teacher_number = 0; // of the run's teachers, the one of all these sequences
   bool on_policy = false; // the targets are words that the student has written itself
   bool packed = false; // whether documents are packed; a packed sequence may be one segment all the same
   std::optional<TeacherBatch> teacher; // with a teacher stream; else the teacher reads the same tokens

@@ -9,11 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "data/base/problem_list.h"
 #include "data/batch_source.h"
-#include "data/mixer.h"
 #include "data/packing_mode.h"
 #include "data/sequence_plan.h"
 #include "data/shard.h"
+#include "data/teacher_groups.h"
 #include "data/teacher_rows.h"
 #include "data/teacher_text.h"
 #include "data/token_limits.h"
@@ -23,6 +24,7 @@ namespace distill::data {
 struct DataSource {
   std::string path; // a token shard, or a folder of them
   double weight = 1.0; // share of the samples, relative to the other sources
+  std::vector<TeacherShare> teachers = {}; // with several teachers: whose documents these are (divide_documents)
 };
 
 struct DataOptions {
@@ -40,6 +42,12 @@ struct DataOptions {
   // Above 0, with PackingMode::kPack: documents that fill fewer sequences than this are spread over this many, each
   // document in one of them.
   int64_t least_sequences = 0;
+  // The names of the run's teachers. With two or more, every document has one of them, and so has every sequence.
+  std::vector<std::string> teachers;
+  int64_t only_teacher = -1; // a number: the documents of this teacher alone, as in a run without the others; -1: all
+  bool every_teacher = false; // it is an error if a teacher has no document
+  // With several teachers: samples in a row that have the same one (TeacherMixer). A batch is part of such a group.
+  int64_t teacher_group = 1;
   // The hashes of the tokenizers with which the shards may have been written; empty: any tokenizer, the same for all.
   std::vector<base::Digest> tokenizer_hashes;
   TokenLimits limits; // which tokens the documents may have
@@ -56,8 +64,10 @@ struct Stage {
   int64_t teacher_seq_len = 0; // tokens, with a teacher stream; 0: seq_len
 };
 
+// Of the documents of a source, or with several teachers, of those that have the same one.
 struct SourceStats {
   std::string path;
+  std::string teacher; // with several teachers: its name
   int64_t shards = 0;
   int64_t documents = 0;
   int64_t tokens = 0;
@@ -92,29 +102,33 @@ class Dataset : public BatchSource {
   // Samples [first, first + count), count >= 1. DataLoss: a token id that is not below the shard's vocab_size.
   absl::StatusOr<Batch> batch(int64_t first, int64_t count) const override;
 
-  // From now on batch() fills Batch::teacher_rows_NW.
-  void read_teacher_rows(std::shared_ptr<TeacherRows> rows) {
-    teacher_rows_ = std::move(rows);
+  // From now on batch() fills Batch::teacher_rows_NW of the batches that have this teacher.
+  void read_teacher_rows(std::shared_ptr<TeacherRows> rows, int64_t teacher = 0) {
+    teacher_rows_.resize(std::max(teacher_rows_.size(), static_cast<size_t>(teacher) + 1));
+    teacher_rows_[static_cast<size_t>(teacher)] = std::move(rows);
   }
   // Checks that the TeacherRows have the rows of all tokens that a batch of the current stage may hold.
-  absl::Status check_teacher_rows() const {
-    return teacher_rows_ ? teacher_rows_->check_stretches(*this) : absl::OkStatus();
-  }
+  absl::Status check_teacher_rows() const;
   // Returns how much of the TeacherRows has been read since the last call.
-  TeacherRows::Reading take_teacher_reading() const {
-    return teacher_rows_ ? teacher_rows_->take_reading() : TeacherRows::Reading{};
-  }
+  TeacherRows::Reading take_teacher_reading() const;
 
   // Calls `visit` once for every stretch that a sample of this stage may hold, source by source. Concatenated documents
   // are visited sequence by sequence, and `at` is then the position within the sequence; otherwise it is not set.
-  void for_each_stretch(const std::function<void(const Stretch&)>& visit) const;
+  // `teacher`: only what this one is asked about; -1: all.
+  void for_each_stretch(const std::function<void(const Stretch&)>& visit, int64_t teacher = -1) const;
 
-  // All shards, source by source.
-  std::vector<const Shard*> shards() const;
+  // All shards, source by source. `teacher`: only of sources with documents of this one; -1: all.
+  std::vector<const Shard*> shards(int64_t teacher = -1) const;
+  // The number of the teacher of a sample that can be read.
+  int64_t teacher_of(int64_t sample) const;
+  // The share of each teacher in the samples, in the order of their numbers. 0: no document is this teacher's.
+  std::vector<double> teacher_shares() const;
   // The path, as the options have it, of the source to which a shard belongs.
   const std::string& source_of(const Shard& shard) const;
 
-  // The number of samples in one epoch of every source. With options.once: the number of those that are not padding.
+  // The number of samples in one epoch of every source. With options.once: the number of those after which there is
+  // only padding: with several teachers, each one's samples are followed by padding up to the end of a group. Sample
+  // num_samples() + t is padding for teacher t.
   int64_t num_samples() const {
     return num_samples_;
   }
@@ -125,7 +139,7 @@ class Dataset : public BatchSource {
     return stats_;
   }
   base::Digest tokenizer_hash() const {
-    return sources_[0].shards[0].tokenizer_hash();
+    return sources_[0].shards->front().tokenizer_hash();
   }
   // Tokens of the teacher's sequences; 0: no document has a text of the teacher's own.
   int64_t teacher_seq_len() const {
@@ -139,9 +153,19 @@ class Dataset : public BatchSource {
   base::Digest fingerprint(const Stage& stage) const;
 
  private:
+  // The documents of a source of the options, or those of them that have one of several teachers.
   struct Source {
-    std::vector<Shard> shards;
+    std::shared_ptr<const std::vector<Shard>> shards;
+    size_t option = 0; // its place in options.sources
+    int64_t teacher = 0;
+    std::vector<uint32_t> documents; // counted over all shards: those that this source has; empty: all
+    double weight = 0;
+    int64_t once_begin = 0; // with options.once: the number of its first sample
     std::vector<int64_t> first_document; // [shards + 1]
+
+    int64_t count() const { // of its documents
+      return documents.empty() ? first_document.back() : static_cast<int64_t>(documents.size());
+    }
     SequencePlan epoch; // the plan of every whole epoch
     uint64_t key = 0; // seeds the shuffles of this source
     // These say where this stage begins. In a run with a single stage all are zero, and there is no rest.
@@ -170,7 +194,16 @@ class Dataset : public BatchSource {
   std::vector<DocumentSize> document_sizes(const Source& source, const Stage& stage, SourceStats* stats) const;
   std::vector<DocumentSize> fragment_sizes(
       const Source& source, const std::vector<Fragment>& fragments, const Stage& stage) const;
-  void plan(Source& source, SourceStats& stats, int64_t index);
+  bool has_several_teachers() const {
+    return options_.teachers.size() > 1 && options_.only_teacher < 0;
+  }
+  // The sources of one entry of the options: one, or one for each teacher that has documents there.
+  absl::Status add_sources(size_t option, std::vector<Shard> shards);
+  absl::Status plan_sources();
+  void plan(Source& source, SourceStats& stats);
+  void check_every_teacher(base::ProblemList& problems) const;
+  void order_samples();
+  void spread_sequences();
   static DocumentPlace find(const Source& source, int64_t document);
   static Fragment fragment_of(const Source& source, const SequencePlan& plan, uint32_t index);
   SequencePlan plan_stage(
@@ -195,10 +228,11 @@ class Dataset : public BatchSource {
   DataOptions options_;
   std::vector<Source> sources_;
   std::vector<SourceStats> stats_;
-  std::optional<Mixer> mixer_;
-  std::shared_ptr<TeacherRows> teacher_rows_; // null: none
+  std::optional<TeacherMixer> mixer_;
+  std::vector<std::shared_ptr<TeacherRows>> teacher_rows_; // of each teacher; none, or null: it has none
   int64_t teacher_len_ = 0; // tokens of the teacher's sequences; 0: no teacher stream
   int64_t num_samples_ = 0;
+  std::vector<int64_t> once_end_; // with options.once: of each teacher, the end of its samples and their padding
   int64_t origin_ = 0; // the run's sample that is the first one of this data set
   int64_t first_sample_ = 0; // the run's sample with which the last stage begins, the first one that can be read
 };

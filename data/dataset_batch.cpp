@@ -152,18 +152,34 @@ Mixer::Place Dataset::locate(int64_t sample) const {
     return mixer_->locate(sample);
   }
   for (size_t i = 0; i < sources_.size(); ++i) {
-    if (sample < stats_[i].samples) {
-      return {static_cast<int64_t>(i), sample};
+    const int64_t own = sample - sources_[i].once_begin;
+    if (own >= 0 && own < stats_[i].samples) {
+      return {static_cast<int64_t>(i), own};
     }
-    sample -= stats_[i].samples;
   }
   return {-1, sample};
 }
 
+int64_t Dataset::teacher_of(int64_t sample) const {
+  sample -= origin_;
+  if (!has_several_teachers()) {
+    return 0;
+  }
+  if (mixer_) {
+    return mixer_->teacher_of(sample);
+  }
+  const auto teachers = static_cast<int64_t>(options_.teachers.size());
+  if (sample >= num_samples_) {
+    return (sample - num_samples_) % teachers;
+  }
+  return std::upper_bound(once_end_.begin(), once_end_.end(), sample) - once_end_.begin();
+}
+
 Dataset::DocumentPlace Dataset::find(const Source& source, int64_t document) {
   const auto& first = source.first_document;
+  document = source.documents.empty() ? document : source.documents[static_cast<size_t>(document)];
   const auto shard = std::upper_bound(first.begin(), first.end(), document) - first.begin() - 1;
-  return {&source.shards[shard], document - first[shard]};
+  return {&(*source.shards)[static_cast<size_t>(shard)], document - first[shard]};
 }
 
 absl::Status Dataset::fill_sequence(int64_t sample, SequenceBuilder& sequence) const {
@@ -219,8 +235,11 @@ Stretch Dataset::stretch_of(
   return {place.shard, place.document, begin, std::min(fragment.end - begin, sequences.part_len), 0};
 }
 
-void Dataset::for_each_stretch(const std::function<void(const Stretch&)>& visit) const {
+void Dataset::for_each_stretch(const std::function<void(const Stretch&)>& visit, int64_t teacher) const {
   for (const Source& source : sources_) {
+    if (teacher >= 0 && source.teacher != teacher) {
+      continue;
+    }
     for (const SequencePlan* plan : {source.rest ? &*source.rest : nullptr, &source.epoch}) {
       const auto* packed = plan != nullptr ? std::get_if<PackedSequences>(&plan->sequences) : nullptr;
       for (const Piece& piece : packed != nullptr ? absl::MakeConstSpan(packed->pieces) : absl::Span<const Piece>()) {
@@ -312,6 +331,12 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
         ", count ", count, ", seq_len ", seq_len,
         teacher_len_ > 0 ? absl::StrCat(", teacher_seq_len ", teacher_len_) : ""));
   }
+  const int64_t teacher = teacher_of(first);
+  if (const int64_t last = teacher_of(first + count - 1); last != teacher) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "batch: expected samples of one teacher, found sample ", first, " of ", options_.teachers[teacher], " and ",
+        first + count - 1, " of ", options_.teachers[last], " (groups of ", options_.teacher_group, ")"));
+  }
   const auto kind = at::TensorOptions().dtype(at::kLong).pinned_memory(options_.pin_memory);
   const auto row = [](const at::Tensor& tokens, const at::Tensor& positions) {
     return TokenRow{tokens.mutable_data_ptr<int64_t>(), positions.mutable_data_ptr<int64_t>(), tokens.size(1), 0};
@@ -348,8 +373,9 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
     batch.teacher->max_seqlen = sequence.teacher->max_seqlen;
     batch.teacher->cu_seqlens = sequence.teacher->segments(kind);
   }
-  if (teacher_rows_ != nullptr) {
-    ASSIGN_OR_RETURN(batch.teacher_rows_NW, teacher_rows_->read(batch));
+  batch.teacher_number = teacher;
+  if (static_cast<size_t>(teacher) < teacher_rows_.size() && teacher_rows_[teacher] != nullptr) {
+    ASSIGN_OR_RETURN(batch.teacher_rows_NW, teacher_rows_[teacher]->read(batch));
   }
   return batch;
 }

@@ -45,9 +45,19 @@ absl::StatusOr<std::unique_ptr<PromptPool>> PromptPool::open(const PromptPoolOpt
           spec.path, ": expected shards of the same tokenizer as ", pool->sources_[0].shards[0].path(), ", ",
           base::hex(pool->sources_[0].shards[0].tokenizer_hash()), ", found ", base::hex(hash)));
     }
+    if (options.teachers.size() > 1) {
+      const auto divided = problems.take(divide_documents(source.shards, spec.teachers, options.teachers));
+      for (size_t teacher = 0; divided && teacher < divided->size(); ++teacher) {
+        for (const uint32_t document : (*divided)[teacher]) {
+          source.teachers.resize(std::max<size_t>(source.teachers.size(), document + 1));
+          source.teachers[document] = static_cast<uint8_t>(teacher);
+        }
+      }
+    }
     int64_t documents = 0;
     for (size_t i = 0; i < source.shards.size(); ++i) {
       const Shard& shard = source.shards[i];
+      source.first_document.push_back(documents);
       documents += shard.documents();
       for (int64_t document = 0; document < shard.documents(); ++document) {
         if (pool->cut(shard, document).tokens > 0) {
@@ -87,6 +97,10 @@ absl::StatusOr<PooledPrompt> PromptPool::prompt(int64_t number) const {
   const auto document = static_cast<int64_t>(found & UINT32_MAX);
   const Cut lengths = cut(shard, document);
   PooledPrompt prompt;
+  if (!source.teachers.empty()) {
+    prompt.teacher =
+        options_.teachers[source.teachers[static_cast<size_t>(source.first_document[found >> 32] + document)]];
+  }
   std::vector<int64_t> ids(static_cast<size_t>(lengths.tokens));
   RETURN_IF_ERROR(shard.read_tokens(shard.document_begin(document), absl::MakeSpan(ids)));
   prompt.ids.assign(ids.begin(), ids.end());
@@ -106,6 +120,10 @@ base::Digest PromptPool::fingerprint() const {
   add(options_.teacher_stream ? options_.teacher_room : int64_t{0});
   for (size_t i = 0; i < sources_.size(); ++i) {
     add(options_.sources[i].weight);
+    for (const auto& [name, share] : options_.sources[i].teachers) {
+      hash.update(name.data(), name.size() + 1);
+      add(share);
+    }
     for (const Shard& shard : sources_[i].shards) {
       hash.update(shard.header().header_hash, sizeof(ShardHeader::header_hash));
     }

@@ -18,12 +18,14 @@ struct PromptPoolOptions {
   int64_t teacher_room = 0; // the same for texts of the teacher's own
   bool teacher_stream = true; // false: texts of the teacher's own are not read
   int64_t seed = 0; // of the order
+  std::vector<std::string> teachers; // as DataOptions::teachers
 };
 
 // What a model is to continue.
 struct PooledPrompt {
   std::vector<uint32_t> ids; // at least one
   std::vector<uint32_t> teacher_ids; // what the teacher reads in their place; empty: the same
+  std::string teacher; // of several, the name of its teacher
 };
 
 // An endless, deterministic series of prompts from token shards. Every epoch of a data set has each of its prompts
@@ -55,6 +57,8 @@ class PromptPool {
  private:
   struct Source {
     std::vector<Shard> shards;
+    std::vector<uint8_t> teachers; // with several, the number of that of each document, counted over all shards
+    std::vector<int64_t> first_document; // of each shard
     std::vector<uint64_t>
         usable; // documents with a prompt: the shard's index in the high half, the document in the low
   };

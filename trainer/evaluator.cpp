@@ -20,11 +20,12 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   const auto range_of = [=, first = mesh.own_first(0, micro_batch_size)](int64_t round) {
     const int64_t own = round * round_samples + first;
     return own < samples ? data::SampleRange{own, std::min(micro_batch_size, samples - own)}
-                         : data::SampleRange{num_samples, 1};
+                         : data::SampleRange{num_samples + data->teacher_of(round * round_samples), 1};
   };
   data::Prefetcher prefetcher(data, range_of, rounds, /*depth=*/2, "eval data");
   BatchLoader loader(mesh, prefetcher, /*micro_batches=*/1, {.asked_to_stop = hooks.asked_to_stop});
-  at::Tensor sums_M = micro.zero_sums();
+  at::Tensor sums_TM = micro.zero_sums();
+  std::vector<int64_t> tokens_T(static_cast<size_t>(micro.teachers()), 0);
   int64_t valid_tokens = 0;
   std::optional<metrics::TaskProgress> progress;
   if (mesh.is_main()) {
@@ -38,15 +39,16 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
     }
     hooks.before_batch();
     batch->micro_batches.front().on_policy = on_policy;
-    micro.evaluate(batch->micro_batches.front(), sums_M);
+    micro.evaluate(batch->micro_batches.front(), sums_TM);
     valid_tokens += batch->valid_tokens;
+    tokens_T[static_cast<size_t>(batch->micro_batches.front().teacher_number)] += batch->valid_tokens;
     result.samples = std::min(samples, result.samples + round_samples);
     if (progress) {
       progress->update(result.samples);
     }
   }
   if (mesh.world != nullptr) {
-    mesh.world->all_reduce(sums_M);
+    mesh.world->all_reduce(sums_TM);
   }
   if (OneSidedMass& mass = micro.one_sided_mass(); !mass.empty()) {
     at::Tensor sum = mass.take_sum();
@@ -62,7 +64,13 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
       }
     }
   }
-  result.means = metrics::loss_means(sums_to_host(sums_M), valid_tokens, micro.evaluation_quality());
+  const auto sums = sums_to_host(sums_TM);
+  std::vector<metrics::TeacherSums> of_teachers;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    of_teachers.push_back({sums[i], tokens_T[i], micro.evaluation_quality(static_cast<int64_t>(i))});
+  }
+  result.means = metrics::loss_means(metrics::sum_of(of_teachers), valid_tokens, micro.evaluation_quality());
+  result.teachers = metrics::means_of_teachers(data->options().teachers, of_teachers);
   return result;
 }
 
@@ -71,14 +79,16 @@ absl::StatusOr<std::vector<std::string>> sample_losses(
     const sharding::Mesh& mesh) {
   const int64_t share = count / mesh.data_size();
   at::Tensor own = at::zeros({share, 2}, at::kDouble); // tokens in the loss, mean loss
-  for (int64_t i = 0; i < share; ++i) {
-    ASSIGN_OR_RETURN(const data::Batch batch, data.batch(mesh.own_first(first, share) + i, 1));
-    at::Tensor sums_M = micro.zero_sums();
-    micro.evaluate(batch, sums_M);
+  for (int64_t i = 0; i < share; ++i) { // the ranks' samples next to each other have one teacher
+    ASSIGN_OR_RETURN(const data::Batch batch, data.batch(mesh.own_first(first + i * mesh.data_size(), 1), 1));
+    at::Tensor sums_TM = micro.zero_sums();
+    micro.evaluate(batch, sums_TM);
     own[i][0] = static_cast<double>(batch.valid_tokens);
-    own[i][1] = sums_to_host(sums_M)[losses::kLoss] / static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
+    own[i][1] = sums_to_host(sums_TM)[static_cast<size_t>(batch.teacher_number)][losses::kLoss] /
+        static_cast<double>(std::max<int64_t>(1, batch.valid_tokens));
   }
-  const at::Tensor all = sharding::gather_parts(mesh, own).view({count, 2});
+  const at::Tensor all =
+      sharding::gather_parts(mesh, own).view({mesh.data_size(), share, 2}).transpose(0, 1).reshape({count, 2});
   std::vector<std::string> lines;
   for (int64_t i = 0; i < all.size(0); ++i) {
     const auto tokens = static_cast<int64_t>(all[i][0].item<double>());

@@ -5,6 +5,7 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
+#include "trainer/config/teachers.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
 #include "trainer/float8_gate/gate.h"
@@ -13,6 +14,7 @@
 #include "trainer/setup/memory_setup.h"
 #include "trainer/setup/prepared_run.h"
 #include "trainer/setup/read_model.h"
+#include "trainer/step/head_plan.h"
 
 namespace distill::trainer {
 namespace {
@@ -39,17 +41,25 @@ absl::Status check_float8_models(const RunContext& context, const Inputs& inputs
           absl::StrCat("the student's float8 base against the same in its compute dtype: ", error->text()));
     }
   }
-  if (!inputs.teacher.exists()) {
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(
-      const std::optional<float8_gate::TeacherError> error,
-      float8_gate::check_teacher(
-          context.config(), context.environment(), context.mesh(), inputs.teacher.model(),
-          inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
-  if (error) {
-    notes.float8_error = error->mean_kl;
-    notes.lines.push_back(absl::StrCat("float8 teacher against the same in its compute dtype: ", error->text()));
+  const std::vector<config::Config> configs = config::configs_of_teachers(context.config());
+  const auto has_rows_in_eval = [&](size_t teacher) {
+    return inputs.eval_data != nullptr && inputs.eval_data->teacher_shares()[teacher] > 0;
+  };
+  for (size_t i = 0; i < configs.size(); ++i) {
+    if (!inputs.teachers[i].exists()) {
+      continue;
+    }
+    ASSIGN_OR_RETURN(
+        const std::optional<float8_gate::TeacherError> error,
+        float8_gate::check_teacher(
+            configs[i], environment_of_teacher(configs[i], context.environment()), context.mesh(),
+            inputs.teachers[i].model(), has_rows_in_eval(i) ? *inputs.eval_data : *inputs.train_data));
+    if (error) {
+      notes.float8_error = std::max(notes.float8_error, error->mean_kl);
+      notes.lines.push_back(absl::StrCat(
+          "float8 teacher ", context.config().has_list() ? context.config().teachers[i].name + " " : "",
+          "against the same in its compute dtype: ", error->text()));
+    }
   }
   return absl::OkStatus();
 }
@@ -71,7 +81,7 @@ absl::Status load(PreparedRun prepared, OpenedRun& run, StartNotes& notes) {
   ASSIGN_OR_RETURN(
       LoadedModels models,
       load_models(
-          shape.config, environment, mesh, inputs.student, inputs.teacher, shape.state(std::move(memory->optimizer))));
+          shape.config, environment, mesh, inputs.student, inputs.teachers, shape.state(std::move(memory->optimizer))));
   run.models = std::make_unique<LoadedModels>(std::move(models));
   device::synchronize(environment.device);
   const std::chrono::duration<double> loading = std::chrono::steady_clock::now() - began;
@@ -79,9 +89,9 @@ absl::Status load(PreparedRun prepared, OpenedRun& run, StartNotes& notes) {
   run.step = std::make_unique<TrainStep>(
       config, mesh, *run.models, ActivationMemory{shape.policies, std::move(memory->activations)}, shape.blocks());
   run.throughput = std::make_unique<metrics::Throughput>(
-      environment.device, run.models->student->config(), run.models->teacher.spec.flops(shape.teacher_seq_len()),
-      config.data.seq_len, shape.teacher_seq_len(), config.train.global_batch_size * config.data.seq_len,
-      mesh.world_size);
+      environment.device, run.models->student->config(),
+      inputs.teachers.flops(shape.teacher_seq_len(), inputs.train_data->teacher_shares()), config.data.seq_len,
+      shape.teacher_seq_len(), config.train.global_batch_size * config.data.seq_len, mesh.world_size);
   run.step->micro_batches().watch_teacher_tokens(std::move(inputs.teacher_tokens));
   run.data = std::make_unique<TrainingData>(std::move(inputs.train_data));
   run.eval_data = std::move(inputs.eval_data);
@@ -202,7 +212,7 @@ absl::Status open_journal(const StartNotes& notes, const std::optional<checkpoin
     run.journal->warning(line);
   }
   if (mesh.world_size > 1) {
-    const bool whole = !run.models->teacher.weights.empty() && !config.parallel.shard_teacher;
+    const bool whole = run.plan->shape.has_whole_teacher();
     run.journal->info(absl::StrFormat(
         "ranks: %d, sharded over %d, %d replica(s)%s", mesh.world_size, mesh.shard_size, mesh.replicate_size,
         whole ? ", the teacher whole on each" : ""));
@@ -225,7 +235,7 @@ absl::Status open_data(const launch::StopSignal& stop, OpenedRun& run) {
   hooks.own_writing = [checkpoints] { return checkpoints->own_writing(); };
   hooks.take_writing = [checkpoints](const sharding::WritingRanks& ranks) { return checkpoints->advance(ranks); };
   run.batches = std::make_unique<RunBatches>(
-      run.context->config(), run.context->mesh(), *run.data, run.models->teacher.spec.row_bytes(), std::move(hooks));
+      run.context->config(), run.context->mesh(), *run.data, run.plan->shape.teachers.row_bytes(), std::move(hooks));
   if (run.rounds == nullptr) {
     run.batches->read_train(run.state);
   } else if (!run.batches->round_is_due(run.state)) {

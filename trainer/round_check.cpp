@@ -129,13 +129,13 @@ absl::StatusOr<std::optional<RoundCheck>> check_round(
   auto batch = round.data->batch(mesh.own_first(0, samples), samples);
   RETURN_IF_ERROR(sharding::agree(mesh, batch.status()));
   batch->on_policy = true;
-  at::Tensor sums_M = micro.zero_sums(), tokens_MN;
-  micro.evaluate(*batch, sums_M, &tokens_MN);
+  at::Tensor sums_TM = micro.zero_sums(), tokens_MN;
+  micro.evaluate(*batch, sums_TM, &tokens_MN);
   if (!micro.one_sided_mass().empty()) {
     micro.one_sided_mass().take_sum(); // which is an evaluation's
   }
   if (mesh.world != nullptr) {
-    mesh.world->all_reduce(sums_M);
+    mesh.world->all_reduce(sums_TM);
   }
   std::vector<at::Tensor> own;
   for (const int64_t metric : kJudged) {
@@ -146,7 +146,8 @@ absl::StatusOr<std::optional<RoundCheck>> check_round(
   RoundCheck check;
   check.most = config.onpolicy.max_new_tokens;
   check.means = metrics::loss_means(
-      sums_to_host(sums_M), sharding::sum_over_ranks(mesh, batch->valid_tokens), micro.evaluation_quality());
+      sums_to_host(sums_TM)[static_cast<size_t>(batch->teacher_number)],
+      sharding::sum_over_ranks(mesh, batch->valid_tokens), micro.evaluation_quality(batch->teacher_number));
   check.own_logprob = -check.means.metrics[losses::kHard];
   check.engine_logprob = NAN;
   absl::Status status;

@@ -1,5 +1,7 @@
 #include "trainer/training_run.h"
 
+#include <set>
+
 #include "data/base/status_macros.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/evaluator.h"
@@ -139,8 +141,13 @@ absl::Status TrainingRun::park_state() {
   step_.optimizer().wait();
   std::vector<device::MemoryPark::Item> state;
   opened_.models->student->add_state(state);
-  for (const auto& teacher : opened_.models->teacher.weights) {
-    teacher->add_state(state);
+  std::set<const sharding::ModelShards*> added; // teachers may have one copy of their weights
+  for (const LoadedTeacher& teacher : opened_.models->teachers) {
+    for (const auto& model : teacher.weights) {
+      if (added.insert(model.get()).second) {
+        model->add_state(state);
+      }
+    }
   }
   if (opened_.models->slots.weights != nullptr) {
     opened_.models->slots.weights->add_state(state);
@@ -324,7 +331,7 @@ absl::Status TrainingRun::evaluate() {
     return absl::OkStatus();
   }
   state_.evaluated_step = state_.step;
-  absl::Status status = journal_.evaluation(state_.step, result.means);
+  absl::Status status = journal_.evaluation(state_.step, result.means, result.teachers);
   return sharding::agree(
       mesh_, status.ok() ? record_samples(journal_, state_.step, samples, seconds_since(begun)) : status);
 }

@@ -11,7 +11,9 @@
 namespace distill::cli {
 
 absl::StatusOr<int> run_capture(const CaptureCommand& command) {
-  ASSIGN_OR_RETURN(const RankedRun run, load_ranked_run(command.config, command.overrides, config::Purpose::kCapture));
+  ASSIGN_OR_RETURN(
+      const RankedRun run,
+      load_ranked_run(command.config, command.overrides, config::Purpose::kCapture, command.teacher));
   RETURN_IF_ERROR(base::check_output_folder("teacher.cache", run.config.teacher.cache));
   if (command.dry_run) {
     RETURN_IF_ERROR(trainer::write_cache_dry_run(run.config, run.ranks));

@@ -160,7 +160,8 @@ void add_verify_options(CLI::App& app, VerifyCommand& verify) {
 void add_quantize_options(CLI::App& app, QuantizeCommand& quantize) {
   trainer::QuantizeRequest& request = quantize.request;
   add_config_options(app, request.models.config, request.models.overrides);
-  app.add_option("--teacher", request.models.teacher, "Teacher, instead of teacher.path")->type_name("DIR");
+  app.add_option("--teacher", request.models.teacher, "Teacher, instead of teacher.path; of several, its name")
+      ->type_name("DIR");
   app.add_option(
          "--data", request.models.data,
          "Token shards or folders of them, instead of data.eval, or of data.train where there is no data.eval")
@@ -264,6 +265,9 @@ void add_commands(CLI::App& app, Commands& commands) {
       "capture",
       "Run the teacher over the data once, and store its predictions in teacher.cache (docs/teacher_cache.md)");
   add_config_options(*capture, commands.capture.config, commands.capture.overrides);
+  capture
+      ->add_option("--teacher", commands.capture.teacher, "Of several teachers, the one whose predictions are stored")
+      ->type_name("NAME");
   capture->add_flag(
       "--dry-run", commands.capture.dry_run,
       "Check configuration, teacher, tokenizer and data, print the cache's size and the memory plan, and exit");

@@ -34,6 +34,7 @@ struct InspectCommand {
 struct CaptureCommand {
   std::string config;
   std::vector<std::string> overrides;
+  std::string teacher; // of several, the name of the one
   bool dry_run = false;
 };
 

@@ -9,10 +9,11 @@
 namespace distill::cli {
 
 absl::StatusOr<RankedRun> load_ranked_run(
-    const std::string& config_file, const std::vector<std::string>& overrides, config::Purpose purpose) {
+    const std::string& config_file, const std::vector<std::string>& overrides, config::Purpose purpose,
+    const std::string& teacher) {
   RankedRun run;
   ASSIGN_OR_RETURN(run.ranks, launch::detect_ranks(launch::process_environ()));
-  ASSIGN_OR_RETURN(run.config, config::load(config_file, overrides, purpose, run.ranks.launched()));
+  ASSIGN_OR_RETURN(run.config, config::load(config_file, overrides, purpose, run.ranks.launched(), teacher));
   return run;
 }
 

@@ -19,9 +19,11 @@ struct RankedRun {
   config::Config config; // checked against the number of ranks
 };
 
-// InvalidArgument: a launcher's variable is wrong, or one report of all problems of the configuration.
+// `teacher`: as of config::load. InvalidArgument: a launcher's variable is wrong, or one report of all problems of the
+// configuration.
 absl::StatusOr<RankedRun> load_ranked_run(
-    const std::string& config_file, const std::vector<std::string>& overrides, config::Purpose purpose);
+    const std::string& config_file, const std::vector<std::string>& overrides, config::Purpose purpose,
+    const std::string& teacher = "");
 
 // Tells whether start_ranks() will start the ranks as processes of their own.
 bool starts_ranks(const RankedRun& run);

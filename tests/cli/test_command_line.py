@@ -64,17 +64,23 @@ def write_adapter(folder, base):
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
 def test_example_configs_pass_a_dry_run_on_tiny_models(distill, name, place):
     config = ROOT / "configs" / name
-    text_of_rounds = ("onpolicy.prompts=train", "onpolicy.max_new_tokens=8", "onpolicy.completions=0")
+    rounds = ("onpolicy.prompts=train", "onpolicy.max_new_tokens=8", "onpolicy.completions=0")
     if "eval_prompts:" in config.read_text():
-        text_of_rounds += ("onpolicy.eval_prompts=eval.dtok", "onpolicy.eval_completions=2")
-    is_onpolicy = "\nonpolicy:" in config.read_text()
+        rounds += ("onpolicy.eval_prompts=eval.dtok", "onpolicy.eval_completions=2")
+    data = rounds if "\nonpolicy:" in config.read_text() else ("data.train=train",)
+    teacher = "teacher.path=teacher"
+    if "\nteachers:" in config.read_text():
+        adapters = [f"{{name: {name}, path: teacher, adapter: adapters/domain}}" for name in ("math", "code")]
+        teacher = f"teachers=[{', '.join(adapters)}]"
+        dealt = "teacher: {math: 1, code: 1}}"
+        data = (f"data.train={{path: train, {dealt}", f"data.eval={{path: eval.dtok, {dealt}")
     overrides = [
         part
         for text in (
-            *(text_of_rounds if is_onpolicy else ("data.train=train",)),
-            "student.path=student",
-            "teacher.path=teacher",
             "data.eval=eval.dtok",
+            *data,
+            "student.path=student",
+            teacher,
             "data.seq_len=32",
             "data.teacher_seq_len=64",
             "train.device=cpu",
@@ -84,7 +90,7 @@ def test_example_configs_pass_a_dry_run_on_tiny_models(distill, name, place):
         )
         for part in ("--set", text)
     ]
-    if "adapter: adapters/domain" in config.read_text():
+    if "adapter: adapters/" in config.read_text():
         write_adapter(place / "adapters" / "domain", place / "teacher")
     if "source: cache" in config.read_text():
         captured = distill(place, "capture", "--config", str(config), *overrides)

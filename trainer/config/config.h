@@ -7,6 +7,7 @@
 
 #include "data/base/enum_names.h"
 #include "data/packing_mode.h"
+#include "data/teacher_groups.h"
 #include "losses/options.h"
 #include "trainer/config/by_block.h"
 #include "trainer/device/allocator_kind.h"
@@ -256,9 +257,23 @@ struct Float8Section {
   int64_t shadow_every = 0; // steps; 0: never (trainer/step/gradient_probe.h)
 };
 
+// A key that a teacher of several changes in the run's configuration.
+struct TeacherKey {
+  std::string key; // "teacher.path", "loss.temperature"
+  std::string value; // in YAML
+  int64_t line = 0; // of the file
+};
+
+// One of several teachers (config/teachers.h).
+struct NamedTeacher {
+  std::string name;
+  std::vector<TeacherKey> keys;
+};
+
 struct DataSet {
   std::string path; // a token shard, or a folder of them
   double weight = 1.0;
+  std::vector<data::TeacherShare> teachers = {}; // of several: whose rows these are; none: the documents name theirs
 };
 
 struct DataSection {
@@ -266,6 +281,7 @@ struct DataSection {
   std::vector<DataSet> eval;
   int64_t seq_len = 2048; // tokens
   int64_t teacher_seq_len = 0; // tokens of the teacher's sequences, for data with a teacher stream; 0: seq_len
+  int64_t teacher_sequences = 0; // of several teachers: sequences in a row with one; 0: as many as ranks read at a time
   data::PackingMode packing = data::PackingMode::kPack;
   bool shuffle = true;
   int64_t seed = 0;
@@ -425,7 +441,11 @@ struct Softcaps {
 struct Config {
   ModelSection student;
   LoraSection lora; // keys student.lora.*
-  ModelSection teacher;
+  ModelSection teacher; // the only one
+  std::vector<NamedTeacher> teachers; // or several
+  // Of a configuration that config_of_teacher() has made: the number of its teacher, whose keys are in `teacher`. -1:
+  // the run's own.
+  int64_t this_teacher = -1;
   Float8Section float8;
   CacheSection cache;
   DataSection data;
@@ -451,13 +471,23 @@ struct Config {
   }
   // Whether student and teacher are read from one folder, in the same way.
   bool same_folder() const;
-  // The seed of a model's random weights. The teacher's are others than the student's, unless they are the base of its
-  // adapters.
-  int64_t teacher_seed() const {
-    return trains_adapter() && same_folder() ? train.seed : train.seed + 1;
+  // The seed of a model's random weights. A teacher's are others than the student's, unless they are the base of its
+  // adapters, and others than those of teachers of other folders.
+  int64_t teacher_seed() const;
+  // Whether this is the configuration of a run whose teachers are those of `teachers`.
+  bool has_list() const {
+    return this_teacher < 0 && !teachers.empty();
   }
   bool has_teacher() const {
-    return !teacher.folder().empty();
+    return has_list() || !teacher.folder().empty();
+  }
+  // The names of `teachers`.
+  std::vector<std::string> teacher_names() const {
+    std::vector<std::string> names;
+    for (const NamedTeacher& named : teachers) {
+      names.push_back(named.name);
+    }
+    return names;
   }
   // The data that a training run reads in order: data.train, or, where every sequence is on-policy, the prompts, whose
   // identity stands for the run's.
@@ -472,10 +502,6 @@ struct Config {
   // The completions of a round.
   int64_t onpolicy_completions() const {
     return onpolicy.completions > 0 ? onpolicy.completions : onpolicy.every * onpolicy_sequences();
-  }
-  // The models that a run may have, with the names of their sections.
-  std::vector<std::pair<const char*, const ModelSection*>> models() const {
-    return {{"student", &student}, {"teacher", &teacher}};
   }
 };
 

@@ -1,5 +1,7 @@
 #include "trainer/config/dtypes.h"
 
+#include "trainer/config/teachers.h"
+
 namespace distill::config {
 
 at::ScalarType scalar_type(RunDtype dtype, at::ScalarType automatic) {
@@ -57,8 +59,8 @@ at::ScalarType scalar_type(StoredDtype dtype, const models::ModelConfig& model) 
 }
 
 absl::Status check_float8_products(const Config& config, bool has_float8, const std::string& device) {
-  for (const auto& [name, model] : config.models()) {
-    if (model->dtype == ComputeDtype::kFloat8 && !has_float8) {
+  for (const auto& [name, model] : models_of_run(config)) {
+    if (model.dtype == ComputeDtype::kFloat8 && !has_float8) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "%s.dtype: float8: expected a GPU of compute capability 8.9 or newer, found %s, which has no float8 products; "
           "set %s.dtype to bfloat16",

@@ -1,9 +1,11 @@
 #include "trainer/config/dump.h"
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/strip.h>
 
 #include "data/base/durable_file.h"
 #include "trainer/config/field.h"
+#include "trainer/config/teachers.h"
 
 namespace distill::config {
 
@@ -12,11 +14,12 @@ std::string dump(const Config& config) {
   for (const Section& section : sections()) {
     std::string body;
     for (const Field& field : section.fields) {
-      if (field.applies(config)) {
+      if (applies_to_run(field, config)) {
         absl::StrAppend(&body, "  ", field.name, ": ", to_yaml(field, config), "\n");
       }
     }
-    absl::StrAppend(&text, section.name, ":\n", body);
+    absl::StrAppend(
+        &text, section.is_value() ? absl::StripPrefix(body, "  ") : absl::StrCat(section.name, ":\n", body));
   }
   return text;
 }

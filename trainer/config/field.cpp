@@ -6,6 +6,7 @@
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -45,6 +46,37 @@ std::string in_quotes(const std::string& text) {
     }
   }
   return out + "\"";
+}
+
+// ", teacher: ..." of a data set.
+std::string shares_yaml(const std::vector<data::TeacherShare>& shares) {
+  std::vector<std::string> items;
+  for (const auto& [name, share] : shares) {
+    items.push_back(absl::StrCat(in_quotes(name), ": ", shortest(share)));
+  }
+  return items.empty() ? "" : absl::StrCat(", teacher: {", absl::StrJoin(items, ", "), "}");
+}
+
+// Keys of other sections than `teacher` are in mappings.
+std::string teacher_yaml(const NamedTeacher& teacher) {
+  std::vector<std::string> items = {absl::StrCat("name: ", in_quotes(teacher.name))};
+  std::vector<std::pair<std::string, std::vector<std::string>>> inner;
+  for (const TeacherKey& key : teacher.keys) {
+    const size_t dot = key.key.find('.');
+    const std::string section = key.key.substr(0, dot), item = absl::StrCat(key.key.substr(dot + 1), ": ", key.value);
+    if (section == "teacher" && key.key != "teacher.cache") {
+      items.push_back(item);
+      continue;
+    }
+    const std::string name = section == "teacher" ? "cache" : section;
+    const auto found = std::find_if(inner.begin(), inner.end(), [&](const auto& one) { return one.first == name; });
+    auto& own = found != inner.end() ? *found : inner.emplace_back(name, std::vector<std::string>());
+    own.second.push_back(section == "teacher" ? absl::StrCat("path: ", key.value) : item);
+  }
+  for (const auto& [name, keys] : inner) {
+    items.push_back(absl::StrCat(name, ": {", absl::StrJoin(keys, ", "), "}"));
+  }
+  return absl::StrCat("{", absl::StrJoin(items, ", "), "}");
 }
 
 std::string describe(const Integer& kind) {
@@ -91,9 +123,12 @@ const Section* find_section(const std::string& name) {
 
 const Field* find_field(const std::string& key) {
   const size_t dot = key.rfind('.'); // a section's name may have dots
-  const Section* section = dot == std::string::npos ? nullptr : find_section(key.substr(0, dot));
-  if (section == nullptr) {
+  const Section* section = find_section(dot == std::string::npos ? key : key.substr(0, dot));
+  if (section == nullptr || (dot == std::string::npos) != section->is_value()) {
     return nullptr;
+  }
+  if (section->is_value()) {
+    return &section->fields[0];
   }
   for (const Field& field : section->fields) {
     if (field.name == key.substr(dot + 1)) {
@@ -109,7 +144,8 @@ std::string type_name(const Field& field) {
           [](const Boolean&) { return "boolean"; }, [](const Integer&) { return "integer"; },
           [](const Real&) { return "number"; }, [](const Text&) { return "text"; },
           [](const Texts&) { return "texts"; }, [](const Choice&) { return "choice"; },
-          [](const BlockPolicies&) { return "text"; }, [](const DataSets&) { return "data sets"; }},
+          [](const BlockPolicies&) { return "text"; }, [](const DataSets&) { return "data sets"; },
+          [](const TeacherList&) { return "teachers"; }},
       field.kind);
 }
 
@@ -123,7 +159,8 @@ std::string expectation(const Field& field) {
           [](const Texts&) -> std::string { return "a text, or a list of texts"; },
           [](const Choice& kind) { return absl::StrCat("one of ", absl::StrJoin(kind.names, ", ")); },
           [](const BlockPolicies& kind) { return kind.syntax; },
-          [](const DataSets&) -> std::string { return "a path, {path, weight}, or a list of these"; }},
+          [](const DataSets&) -> std::string { return "a path, {path, weight, teacher}, or a list of these"; },
+          [](const TeacherList&) -> std::string { return "a list of teachers, mappings with name and path"; }},
       field.kind);
 }
 
@@ -154,7 +191,15 @@ std::string to_yaml(const Field& field, const Config& config) {
           [&](const DataSets& kind) -> std::string {
             std::vector<std::string> items;
             for (const DataSet& set : kind.value(values)) {
-              items.push_back(absl::StrCat("{path: ", in_quotes(set.path), ", weight: ", shortest(set.weight), "}"));
+              items.push_back(absl::StrCat(
+                  "{path: ", in_quotes(set.path), ", weight: ", shortest(set.weight), shares_yaml(set.teachers), "}"));
+            }
+            return absl::StrCat("[", absl::StrJoin(items, ", "), "]");
+          },
+          [&](const TeacherList& kind) -> std::string {
+            std::vector<std::string> items;
+            for (const NamedTeacher& teacher : kind.value(values)) {
+              items.push_back(teacher_yaml(teacher));
             }
             return absl::StrCat("[", absl::StrJoin(items, ", "), "]");
           }},

@@ -63,12 +63,17 @@ struct BlockPolicies {
   bool (*read)(Config&, const std::string&); // false: the text is none of these
 };
 
-// A path, a mapping of path and weight, or a list of either.
+// A path, a mapping of path, weight and teacher, or a list of either.
 struct DataSets {
   Ref<std::vector<DataSet>> value;
 };
 
-using Kind = std::variant<Boolean, Integer, Real, Text, Texts, Choice, BlockPolicies, DataSets>;
+// A list of teachers with names (config/teachers.h).
+struct TeacherList {
+  Ref<std::vector<NamedTeacher>> value;
+};
+
+using Kind = std::variant<Boolean, Integer, Real, Text, Texts, Choice, BlockPolicies, DataSets, TeacherList>;
 
 // When a key has an effect. To give it otherwise is an error, and the dump leaves it out.
 struct Condition {
@@ -78,7 +83,7 @@ struct Condition {
 };
 
 struct Field {
-  std::string section;
+  std::string section; // empty: the key is a section of its own, whose value is no mapping
   std::string name;
   Kind kind;
   std::string unit; // empty: none
@@ -86,7 +91,7 @@ struct Field {
   Condition only_when = {};
 
   std::string key() const {
-    return section + "." + name;
+    return section.empty() ? name : section + "." + name;
   }
   bool applies(const Config& config) const {
     return !only_when.holds || only_when.holds(config);
@@ -97,13 +102,18 @@ struct Section {
   std::string name; // "train"; "student.lora" is a mapping in the section student
   std::string help;
   std::vector<Field> fields;
+
+  // Whether its value is that of its one field, and no mapping of keys.
+  bool is_value() const {
+    return fields.size() == 1 && fields[0].section.empty();
+  }
 };
 
 // Every section and key, in the order of the help and the dump.
 const std::vector<Section>& sections();
 
 const Section* find_section(const std::string& name);
-// `key` is "section.name"; null: there is no such key.
+// `key` is "section.name", or the name of a section that is a value; null: there is no such key.
 const Field* find_field(const std::string& key);
 
 // "integer", "number", "true or false", "text", "texts", "choice", "data sets".

@@ -84,6 +84,9 @@ Integer integer_of() {
   return {member<kSection, kMember>, kRange.min, kRange.max};
 }
 
+inline const Condition kTeacherList = {
+    [](const Config& c) { return !c.teachers.empty(); }, "there are teachers", "teachers"};
+
 inline const Condition kTeacher = {
     [](const Config& c) { return c.has_teacher(); }, "there is a teacher", "teacher.path"};
 

@@ -13,13 +13,20 @@ std::vector<Field> data_fields() {
   return {
       {"data", "train", DataSets{member<kData, &DataSection::train>}, "",
        "Token shards to train on, written by scripts/tokenize.py: a file, or a folder of files. Several data sets are "
-       "mixed in proportion to their weights (default 1). Required, unless onpolicy.fraction is 1."},
+       "mixed in proportion to their weights (default 1). With several teachers, the key teacher of a data set gives all of "
+       "its rows to one, or with a mapping of names to shares, deals them; without it each document names its teacher "
+       "(docs/teachers.md). Required, unless onpolicy.fraction is 1."},
       {"data", "eval", DataSets{member<kData, &DataSection::eval>}, "", "Held-out token shards for evaluation."},
       {"data", "seq_len", Integer{member<kData, &DataSection::seq_len>, 2, kMaxSeqLen}, "tokens",
        "Length of a training sequence."},
       {"data", "teacher_seq_len", Integer{member<kData, &DataSection::teacher_seq_len>, 0, kMaxSeqLen}, "tokens",
        "Length of the sequences that the teacher reads, for data with a teacher stream: texts of the teacher's own, such "
        "as a prompt with the answer, before the same completion. 0: as data.seq_len."},
+      {"data", "teacher_sequences", Integer{member<kData, &DataSection::teacher_sequences>, 0, kMaxBatch}, "sequences",
+       "With several teachers: how many training sequences in a row have the same teacher, so that a micro-batch of all "
+       "ranks has one. A multiple of train.micro_batch_size x ranks, and a divisor of train.global_batch_size. 0: "
+       "train.micro_batch_size x ranks. A run that is resumed on another number of ranks needs the number that it had.",
+       kTeacherList},
       {"data", "packing", one_of<kData, &DataSection::packing>(), "",
        "pack: a sequence holds whole documents, and no token attends to another document. concat: all documents form "
        "one stream of tokens, which is cut into sequences."},
@@ -336,6 +343,7 @@ std::vector<Section> make_sections() {
       {"student.lora", "low-rank adapters, which are trained in place of the student's weights (docs/lora.md)",
        lora_fields()},
       {"teacher", "the frozen model that the student learns from", teacher_fields()},
+      {"teachers", "several of them, in the place of teacher (docs/teachers.md)", teacher_list_fields()},
       {"float8",
        "checks of what float8 changes: of a teacher before the run, of a student while it is trained (docs/float8.md)",
        float8_fields()},

@@ -7,6 +7,7 @@
 
 #include "data/base/checksum.h"
 #include "data/base/status_macros.h"
+#include "trainer/config/teachers.h"
 #include "trainer/hf/fingerprint.h"
 #include "trainer/hf/folder_weights.h"
 #include "trainer/models/random_weights.h"
@@ -52,6 +53,18 @@ bool Config::same_folder() const {
   std::error_code error;
   const auto folder = [&error](const std::string& path) { return std::filesystem::weakly_canonical(path, error); };
   return student.init == teacher.init && !teacher.reads_cache() && folder(student.path) == folder(teacher.path);
+}
+
+int64_t Config::teacher_seed() const {
+  if (trains_adapter() && same_folder()) {
+    return train.seed;
+  }
+  const auto path = [this](size_t number) { return config_of_teacher(*this, number).teacher.path; };
+  int64_t first = std::max<int64_t>(0, this_teacher); // of the teachers with this folder
+  for (int64_t other = this_teacher - 1; other >= 0; --other) {
+    first = path(static_cast<size_t>(other)) == teacher.path ? other : first;
+  }
+  return train.seed + 1 + first;
 }
 
 absl::StatusOr<hf::PeftConfig> student_adapter(const Config& config) {

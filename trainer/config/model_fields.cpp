@@ -145,6 +145,16 @@ std::vector<Field> teacher_fields() {
   return fields;
 }
 
+std::vector<Field> teacher_list_fields() {
+  return {
+      {"", "teachers", TeacherList{[](Config& config) -> std::vector<NamedTeacher>& { return config.teachers; }}, "",
+       "A list of teachers, each a mapping with a name, the keys of teacher, and in mappings of their own what of loss, "
+       "cache, float8 and parallel.shard_teacher holds for it alone: {name: math, path: DIR, loss: {temperature: 2}}; "
+       "cache may also be the folder. Every row of the data has one of them: the one that its document names (the key "
+       "teacher of a record, scripts/tokenize.py), or the one of its data set (data.train)."},
+  };
+}
+
 std::vector<Field> cache_fields() {
   constexpr auto kCache = &Config::cache;
   return {

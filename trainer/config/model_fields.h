@@ -11,6 +11,7 @@ namespace distill::config {
 std::vector<Field> student_fields();
 std::vector<Field> lora_fields();
 std::vector<Field> teacher_fields();
+std::vector<Field> teacher_list_fields();
 std::vector<Field> cache_fields();
 std::vector<Field> float8_fields();
 

@@ -7,6 +7,7 @@
 
 #include "data/shard_format.h"
 #include "trainer/config/path_hints.h"
+#include "trainer/config/teachers.h"
 #include "trainer/hf/peft_config.h"
 
 namespace distill::config {
@@ -41,14 +42,13 @@ class Paths {
 
   std::vector<Problem> run() {
     const bool capturing = context_.purpose == Purpose::kCapture;
-    for (const auto& [name, section] : config_.models()) {
-      const bool may_be_absent = capturing || section != &config_.student;
-      if (!may_be_absent || !section->path.empty()) {
-        model(name, *section);
-      }
+    if (!capturing || !config_.student.path.empty()) {
+      model("student", config_.student);
     }
-    if (config_.teacher.reads_cache() && !capturing) {
-      teacher_cache();
+    if (config_.has_list()) {
+      teachers();
+    } else {
+      teacher();
     }
     if (context_.purpose == Purpose::kTrain || capturing) {
       data_sets("data.train", config_.data.train);
@@ -67,6 +67,31 @@ class Paths {
   }
 
  private:
+  void teacher() {
+    if (!config_.teacher.path.empty()) {
+      model("teacher", config_.teacher);
+    }
+    if (config_.teacher.reads_cache() && context_.purpose != Purpose::kCapture) {
+      teacher_cache();
+    }
+  }
+
+  void teachers() {
+    const auto origin = context_.origins.find("teachers");
+    for (size_t i = 0; i < config_.teachers.size(); ++i) {
+      const Config own = config_of_teacher(config_, i);
+      CheckContext context = context_;
+      context.file = origin != context_.origins.end() ? origin->second.file : context_.file;
+      context.origins = origins_of_teacher(config_.teachers[i], context.file);
+      Paths paths(own, context);
+      paths.teacher();
+      for (Problem& problem : paths.problems_) {
+        problem.key = absl::StrCat("teachers[", i, "] (", config_.teachers[i].name, ") ", problem.key);
+        problems_.push_back(std::move(problem));
+      }
+    }
+  }
+
   void fail(
       const std::string& field, const std::string& key, std::string expected, std::string found,
       std::string hint = "") {

@@ -209,7 +209,12 @@ void Reader::read_document(const YAML::Node& root) {
     if (section == nullptr) {
       unknown_key("", name, line);
     } else if (first_of_its_name(name, line)) {
-      read_section(*section, pair.value, line);
+      if (section->is_value()) {
+        result_.origins[name] = {file_, line};
+        assign(section->fields[0], pair.value, {file_, line, name, "", "", ""}, result_.config, result_.problems);
+      } else {
+        read_section(*section, pair.value, line);
+      }
     }
   }
 }

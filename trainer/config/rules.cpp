@@ -9,6 +9,7 @@
 #include "trainer/config/field.h"
 #include "trainer/config/onpolicy_rules.h"
 #include "trainer/config/run_length.h"
+#include "trainer/config/teachers.h"
 
 namespace distill::config {
 
@@ -22,14 +23,12 @@ class Rules {
   std::vector<Problem> run() {
     switched_off_keys();
     required();
-    teacher_source();
-    adapters();
-    dtypes();
-    if (!capturing()) {
-      loss();
+    teachers();
+    if (!config_.has_list()) {
+      of_teacher();
     }
+    dtypes();
     if (training()) {
-      check_on_policy(config_, [this](auto... texts) { fail(std::move(texts)...); });
       length_and_batch();
       mesh();
       scheduler();
@@ -41,6 +40,74 @@ class Rules {
   }
 
  private:
+  // What is checked of each teacher, in a configuration that has it alone.
+  void of_teacher() {
+    teacher_source();
+    adapters();
+    if (!capturing()) {
+      loss();
+    }
+    // Of several teachers the rules that concern none of them are checked once.
+    if (training() && (config_.this_teacher <= 0 || config_.teacher.reads_cache())) {
+      check_on_policy(config_, [this](auto... texts) { fail(std::move(texts)...); });
+    }
+  }
+
+  // The rules between several teachers, and those of each of them.
+  void teachers() {
+    const std::vector<std::string> names = config_.teacher_names();
+    for (const auto& [key, sets] :
+         {std::pair("data.train", &config_.data.train),
+          {"data.eval", &config_.data.eval},
+          {"onpolicy.prompts", &config_.onpolicy.prompts},
+          {"onpolicy.eval_prompts", &config_.onpolicy.eval_prompts}}) {
+      for (const DataSet& set : *sets) {
+        for (const auto& [name, share] : set.teachers) {
+          if (std::find(names.begin(), names.end(), name) == names.end()) {
+            fail(
+                {key, "teachers"},
+                names.empty() ? "no teacher of its own for a data set, since there are no teachers"
+                              : absl::StrCat("one of the teachers ", absl::StrJoin(names, ", ")),
+                absl::StrCat(set.path, ": teacher ", name));
+          }
+        }
+      }
+    }
+    if (!config_.has_list()) {
+      return;
+    }
+    for (const Field& field : find_section("teacher")->fields) {
+      const Config defaults;
+      if (given(field.key()) || to_yaml(field, config_) != to_yaml(field, defaults)) {
+        fail({"teachers", field.key()}, "either teacher or teachers", absl::StrCat("both: ", field.key(), " is given"));
+      }
+    }
+    const auto origin = context_.origins.find("teachers");
+    const std::string file = origin != context_.origins.end() ? origin->second.file : context_.file;
+    for (size_t i = 0; i < config_.teachers.size(); ++i) {
+      const Config own = config_of_teacher(config_, i);
+      CheckContext context = context_;
+      context.origins = origins_of_teacher(config_.teachers[i], file);
+      context.file = file;
+      Rules rules(own, context);
+      rules.switched_off_keys();
+      rules.of_teacher();
+      for (Problem& problem : rules.problems_) {
+        problem.key = absl::StrCat("teachers[", i, "] (", config_.teachers[i].name, ") ", problem.key);
+        problems_.push_back(std::move(problem));
+      }
+    }
+    const int64_t rows = config_.data.teacher_sequences, global = config_.train.global_batch_size;
+    if (training() && rows > 0 && (global % rows != 0 || rows % config_.train.micro_batch_size != 0)) {
+      fail(
+          {"data.teacher_sequences", "train.global_batch_size", "train.micro_batch_size"},
+          absl::StrCat(
+              "a multiple of train.micro_batch_size, ", config_.train.micro_batch_size,
+              ", that divides train.global_batch_size, ", global),
+          absl::StrCat(rows));
+    }
+  }
+
   bool training() const {
     return context_.purpose == Purpose::kTrain;
   }
@@ -69,7 +136,7 @@ class Rules {
     for (const Section& section : sections()) {
       for (const Field& field : section.fields) {
         const std::string key = field.key();
-        if (given(key) && !field.applies(config_)) {
+        if (given(key) && !applies_to_run(field, config_)) {
           const std::string& other = field.only_when.key;
           fail(
               {key, other}, absl::StrCat("this key only when ", field.only_when.text),

@@ -5,6 +5,7 @@
 
 #include "trainer/config/numbers.h"
 #include "trainer/config/suggest.h"
+#include "trainer/config/teachers.h"
 
 namespace distill::config {
 
@@ -142,6 +143,33 @@ class Assignment {
     }
   }
 
+  void operator()(const TeacherList& kind) {
+    std::vector<NamedTeacher> teachers;
+    const size_t before = problems_.size();
+    if (!node_.IsSequence() && !node_.IsNull()) {
+      fail(describe(node_));
+    }
+    for (size_t i = 0; node_.IsSequence() && i < node_.size(); ++i) {
+      const std::string key = absl::StrCat(place_.key, "[", i, "]");
+      if (!node_[i].IsMap()) {
+        fail_at(node_[i], key, "a mapping with name and path", describe(node_[i]));
+        continue;
+      }
+      NamedTeacher teacher = read_teacher(node_[i], key);
+      const auto same = [&](const NamedTeacher& other) { return other.name == teacher.name; };
+      if (!teacher.name.empty() && std::any_of(teachers.begin(), teachers.end(), same)) {
+        fail_at(node_[i], key + ".name", "another name than that of an earlier teacher", teacher.name);
+      }
+      teachers.push_back(std::move(teacher));
+    }
+    if (teachers.size() > data::kMostTeacherNames) {
+      fail(absl::StrCat(teachers.size(), " teachers"), absl::StrCat("at most ", data::kMostTeacherNames));
+    }
+    if (problems_.size() == before) {
+      kind.value(config_) = std::move(teachers);
+    }
+  }
+
   void operator()(const DataSets& kind) {
     std::vector<DataSet> sets;
     const size_t before = problems_.size();
@@ -158,6 +186,56 @@ class Assignment {
   }
 
  private:
+  NamedTeacher read_teacher(const YAML::Node& node, const std::string& place) {
+    NamedTeacher teacher;
+    std::vector<std::string> seen;
+    for (const auto& item : node) {
+      const std::string name = item.first.IsScalar() ? item.first.Scalar() : describe(item.first);
+      if (std::find(seen.begin(), seen.end(), name) != seen.end()) {
+        fail_at(item.first, absl::StrCat(place, ".", name), "one value", "a second one");
+      } else if (name == "name") {
+        teacher.name = item.second.IsScalar() ? item.second.Scalar() : "";
+        if (!data::is_teacher_name(teacher.name)) {
+          fail_at(item.second, place + ".name", "a name of 1 to 64 letters, digits or _.-", describe(item.second));
+        }
+      } else if (item.second.IsMap()) {
+        for (const auto& inner : item.second) {
+          const std::string key = inner.first.IsScalar() ? inner.first.Scalar() : describe(inner.first);
+          read_teacher_key(absl::StrCat(name, ".", key), inner.first, inner.second, place, teacher);
+        }
+      } else {
+        read_teacher_key(name, item.first, item.second, place, teacher);
+      }
+      seen.push_back(name);
+    }
+    if (std::find(seen.begin(), seen.end(), "name") == seen.end()) {
+      fail_at(node, place + ".name", "the name by which the data name this teacher", "none");
+    }
+    return teacher;
+  }
+
+  void read_teacher_key(
+      const std::string& name, const YAML::Node& key_node, const YAML::Node& value, const std::string& place,
+      NamedTeacher& teacher) {
+    const std::string key = key_of_teacher(name);
+    const auto same = [&](const TeacherKey& other) { return other.key == key; };
+    if (key.empty()) {
+      fail_at(key_node, absl::StrCat(place, ".", name), "a key of a teacher", "another one", keys_of_teachers());
+      return;
+    }
+    if (std::any_of(teacher.keys.begin(), teacher.keys.end(), same)) {
+      fail_at(key_node, absl::StrCat(place, ".", name), "one value", "a second one");
+      return;
+    }
+    Problem at = place_;
+    at.key = absl::StrCat(place, ".", name);
+    at.line = place_.line > 0 ? std::max<int64_t>(place_.line, key_node.Mark().line + 1) : 0;
+    const Field& field = *find_field(key);
+    Config scratch;
+    assign(field, value, at, scratch, problems_);
+    teacher.keys.push_back({key, to_yaml(field, scratch), at.line});
+  }
+
   bool is_auto() const { // a text, with or without quotes
     return node_.IsScalar() && node_.Scalar() == "auto";
   }
@@ -195,7 +273,7 @@ class Assignment {
     if (node.IsScalar()) {
       set.path = node.Scalar();
     } else if (!node.IsMap()) {
-      fail_at(node, key, "a path, or a mapping of path and weight", describe(node));
+      fail_at(node, key, "a path, or a mapping of path, weight and teacher", describe(node));
       return;
     }
     if (node.IsMap() && !read_data_set(node, key, set)) {
@@ -209,7 +287,7 @@ class Assignment {
   }
 
   bool read_data_set(const YAML::Node& node, const std::string& key, DataSet& set) {
-    static const std::vector<std::string> kKeys = {"path", "weight"};
+    static const std::vector<std::string> kKeys = {"path", "weight", "teacher"};
     const size_t before = problems_.size();
     std::vector<std::string> seen;
     for (const auto& item : node) {
@@ -230,15 +308,43 @@ class Assignment {
         } else {
           set.weight = *weight;
         }
+      } else if (name == "teacher") {
+        read_shares(item.second, item_key, set.teachers);
       } else {
         const std::string close = closest_name(name, kKeys);
         fail_at(
-            item.first, item_key, "path or weight", "an unknown key",
+            item.first, item_key, "path, weight or teacher", "an unknown key",
             close.empty() ? "" : absl::StrCat("did you mean ", close, "?"));
       }
       seen.push_back(name);
     }
     return problems_.size() == before;
+  }
+
+  // A name, or a mapping of names to shares.
+  void read_shares(const YAML::Node& node, const std::string& key, std::vector<data::TeacherShare>& shares) {
+    if (node.IsScalar() && data::is_teacher_name(node.Scalar())) {
+      shares = {{node.Scalar(), 1.0}};
+      return;
+    }
+    if (!node.IsMap() || node.size() == 0) {
+      fail_at(node, key, "the name of a teacher, or a mapping of names to shares", describe(node));
+      return;
+    }
+    for (const auto& item : node) {
+      std::string why = "not a number";
+      const auto share =
+          item.second.IsScalar() && !is_quoted(item.second) ? parse_real(item.second.Scalar(), &why) : std::nullopt;
+      const std::string name = item.first.IsScalar() ? item.first.Scalar() : describe(item.first);
+      const auto same = [&](const data::TeacherShare& other) { return other.first == name; };
+      if (!share || *share <= 0 || *share > kMostWeight) {
+        fail_at(item.second, absl::StrCat(key, ".", name), "a number above 0 and at most 1e+30", describe(item.second));
+      } else if (std::any_of(shares.begin(), shares.end(), same)) {
+        fail_at(item.first, absl::StrCat(key, ".", name), "one share", "a second one");
+      } else {
+        shares.emplace_back(name, *share);
+      }
+    }
   }
 
   const Field& field_;

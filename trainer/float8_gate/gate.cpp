@@ -61,7 +61,8 @@ absl::StatusOr<std::vector<data::Batch>> gate_batches(
         most * batch_tokens, wanted * batch_tokens, device::bytes_text(bytes), 100 * kMemoryShare,
         device::bytes_text(free)));
   }
-  return sample_batches(data, micro_batch_size, tokens, mesh);
+  const bool several = data.options().teachers.size() > 1 && data.options().only_teacher < 0;
+  return sample_batches(data, micro_batch_size, tokens, mesh, several ? config.this_teacher : -1);
 }
 
 namespace {

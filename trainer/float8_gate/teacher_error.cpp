@@ -60,11 +60,19 @@ int64_t num_sample_batches(
 }
 
 absl::StatusOr<std::vector<data::Batch>> sample_batches(
-    const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh) {
-  const int64_t rounds = num_sample_batches(data, micro_batch_size, tokens, mesh);
+    const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh, int64_t teacher) {
+  const auto wanted = static_cast<size_t>(num_sample_batches(data, micro_batch_size, tokens, mesh));
+  const int64_t together = mesh.samples_together(micro_batch_size);
   std::vector<data::Batch> batches;
-  for (int64_t round = 0; round < rounds; ++round) {
-    const int64_t first = mesh.own_first(round * mesh.samples_together(micro_batch_size), micro_batch_size);
+  for (int64_t round = 0; batches.size() < wanted; ++round) {
+    const bool past_the_end = data.options().once && round * together >= data.num_samples();
+    if (teacher >= 0 && past_the_end) {
+      break; // the other sequences are those of other teachers
+    }
+    if (teacher >= 0 && data.teacher_of(round * together) != teacher) {
+      continue;
+    }
+    const int64_t first = mesh.own_first(round * together, micro_batch_size);
     // Samples past the end of held-out data are padding without targets; training data has no end.
     ASSIGN_OR_RETURN(data::Batch batch, data.batch(first, micro_batch_size));
     batches.push_back(std::move(batch));

@@ -29,9 +29,11 @@ int64_t num_sample_batches(
     const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh);
 
 // The first micro-batches of `data` with at least `tokens` tokens in all ranks together, this rank's share: the same
-// number on every rank. All of the data, if it has fewer.
+// number on every rank. All of the data, if it has fewer. `teacher`:
+// only the sequences that have this one of several; -1: all.
 absl::StatusOr<std::vector<data::Batch>> sample_batches(
-    const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh);
+    const data::Dataset& data, int64_t micro_batch_size, int64_t tokens, const sharding::Mesh& mesh,
+    int64_t teacher = -1);
 
 // The error of each of `choices` over the tokens of all ranks. Every rank gets the same result. InvalidArgument: no
 // token has a target, the KL of some token is not finite, or weights that are not finite.

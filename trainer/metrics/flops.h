@@ -18,6 +18,11 @@ struct TokenFlops {
   double attention_causal = 0; // half of it: the scores that causal attention computes
   double recurrence = 0; // of delta rules: 6 * value heads * key_dim * value_dim a layer, whatever the length is
 
+  TokenFlops operator+(const TokenFlops& other) const {
+    return {
+        matrices + other.matrices, matrix_gradients + other.matrix_gradients, attention_full + other.attention_full,
+        attention_causal + other.attention_causal, recurrence + other.recurrence};
+  }
   TokenFlops operator*(double factor) const {
     return {
         matrices * factor, matrix_gradients * factor, attention_full * factor, attention_causal * factor,

@@ -20,6 +20,7 @@ inline constexpr const char* kStepKey = "step"; // the step that it describes or
 // are.
 inline constexpr const char* kLowerBoundsKey = "lower_bounds";
 inline constexpr const char* kEstimatesKey = "estimates";
+inline constexpr const char* kTeachersKey = "teachers"; // of several teachers, each one's means by its name
 inline constexpr const char* kEvalKey = "eval"; // only in an evaluation: an object with its numbers
 inline constexpr const char* kRoundKey = "round"; // only in the line of an on-policy round: an object with its numbers
 inline constexpr const char* kTimeKey = "time_ms"; // when it was written, milliseconds since 1970 (UTC)

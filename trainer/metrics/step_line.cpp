@@ -81,6 +81,15 @@ std::vector<LineField> mean_fields(const LossMeans& means) {
   return fields;
 }
 
+// What a line says of one of several teachers.
+std::string teacher_text(const LossMeans& means) {
+  return means.valid_tokens == 0
+      ? "no tokens"
+      : absl::StrFormat(
+            "loss %s%.4f%s, %d tokens", mark(means, losses::kLoss), means.metrics[losses::kLoss],
+            means.has(losses::kForwardKl) ? absl::StrCat(", ", kl_text(means)) : "", means.valid_tokens);
+}
+
 } // namespace
 
 std::vector<LineField> step_fields(const StepMetrics& r) {
@@ -89,6 +98,14 @@ std::vector<LineField> step_fields(const StepMetrics& r) {
        absl::StrFormat("%d/%d", r.step, r.total_steps)}};
   for (LineField& field : mean_fields(r.means)) {
     fields.push_back(std::move(field));
+  }
+  for (const TeacherMeans& teacher : r.teachers) {
+    if (teacher.means.valid_tokens > 0) {
+      fields.push_back(
+          {"teacher", 16,
+           absl::StrFormat(
+               "%s %.4f (%d)", teacher.name, teacher.means.metrics[losses::kLoss], teacher.means.valid_tokens)});
+    }
   }
   fields.push_back({"grad_norm", 7, r.empty() ? "|g| -" : absl::StrFormat("|g| %.3g", r.grad_norm)});
   fields.push_back({"lr", 10, absl::StrFormat("lr %.2e", r.lr)});
@@ -118,9 +135,13 @@ std::string step_line(const StepMetrics& record) {
   return whole_line(step_fields(record));
 }
 
-std::string eval_line(int64_t step, const LossMeans& means) {
-  return absl::StrFormat(
-      "eval after step %d  %s  (%d tokens)", step, whole_line(mean_fields(means)), means.valid_tokens);
+std::string eval_line(int64_t step, const LossMeans& means, absl::Span<const TeacherMeans> teachers) {
+  std::string text =
+      absl::StrFormat("eval after step %d  %s  (%d tokens)", step, whole_line(mean_fields(means)), means.valid_tokens);
+  for (const TeacherMeans& teacher : teachers) {
+    absl::StrAppend(&text, "; ", teacher.name, ": ", teacher_text(teacher.means));
+  }
+  return text;
 }
 
 } // namespace distill::metrics

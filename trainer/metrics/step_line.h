@@ -16,6 +16,6 @@ std::vector<LineField> step_fields(const StepMetrics& record);
 std::string step_line(const StepMetrics& record);
 
 // The progress line of an evaluation after `step` steps.
-std::string eval_line(int64_t step, const LossMeans& means);
+std::string eval_line(int64_t step, const LossMeans& means, absl::Span<const TeacherMeans> teachers = {});
 
 } // namespace distill::metrics

@@ -62,6 +62,15 @@ void add_means(Json& json, const LossMeans& means) {
   json["valid_tokens"] = means.valid_tokens;
 }
 
+// By the teachers' names. One that no token of the batch has is left out.
+void add_teachers(Json& json, absl::Span<const TeacherMeans> teachers) {
+  for (const TeacherMeans& teacher : teachers) {
+    if (teacher.means.valid_tokens > 0) {
+      add_means(json[kTeachersKey][teacher.name], teacher.means);
+    }
+  }
+}
+
 void add_float8(Json& json, const Float8Losses& losses) {
   for (size_t i = 0; i < losses.underflow.size(); ++i) {
     const auto operand = static_cast<models::Float8Operand>(i);
@@ -100,6 +109,25 @@ RouterMeans router_means(absl::Span<const double> sums, int64_t routers) {
   return means;
 }
 
+std::array<double, losses::kNumTokenMetrics> sum_of(absl::Span<const TeacherSums> teachers) {
+  std::array<double, losses::kNumTokenMetrics> all{};
+  for (const TeacherSums& teacher : teachers) {
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i] += teacher.sums[i];
+    }
+  }
+  return all;
+}
+
+std::vector<TeacherMeans> means_of_teachers(
+    const std::vector<std::string>& names, absl::Span<const TeacherSums> teachers) {
+  std::vector<TeacherMeans> means;
+  for (size_t i = 0; i < names.size() && names.size() == teachers.size(); ++i) {
+    means.push_back({names[i], loss_means(teachers[i].sums, teachers[i].valid_tokens, teachers[i].quality)});
+  }
+  return means;
+}
+
 LossMeans loss_means(
     const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens,
     const losses::MetricQualities& quality) {
@@ -117,6 +145,7 @@ Json step_json(const StepMetrics& r) {
   Json json;
   json[kStepKey] = r.step;
   add_means(json, r.means);
+  add_teachers(json, r.teachers);
   json["grad_norm"] = r.empty() ? Json(nullptr) : number(r.grad_norm);
   json["skipped"] = r.skipped;
   json["skipped_total"] = r.skipped_total;
@@ -155,15 +184,17 @@ Json step_json(const StepMetrics& r) {
   return json;
 }
 
-std::string means_json(const LossMeans& means) {
+std::string means_json(const LossMeans& means, absl::Span<const TeacherMeans> teachers) {
   Json json;
   add_means(json, means);
+  add_teachers(json, teachers);
   return json.dump();
 }
 
-Json eval_json(int64_t step, const LossMeans& means) {
+Json eval_json(int64_t step, const LossMeans& means, absl::Span<const TeacherMeans> teachers) {
   Json json, values;
   add_means(values, means);
+  add_teachers(values, teachers);
   json[kStepKey] = step;
   json[kEvalKey] = values;
   return json;

@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "losses/teacher_kind.h"
 #include "losses/token_metrics.h"
@@ -33,6 +34,24 @@ LossMeans loss_means(
     const std::array<double, losses::kNumTokenMetrics>& sums, int64_t valid_tokens,
     const losses::MetricQualities& quality);
 
+// What the loss head adds up over the tokens that have one teacher.
+struct TeacherSums {
+  std::array<double, losses::kNumTokenMetrics> sums{};
+  int64_t valid_tokens = 0;
+  losses::MetricQualities quality{};
+};
+// The sums over the tokens of all teachers.
+std::array<double, losses::kNumTokenMetrics> sum_of(absl::Span<const TeacherSums> teachers);
+
+// The means over the tokens that have one of several teachers.
+struct TeacherMeans {
+  std::string name;
+  LossMeans means;
+};
+// Empty unless the teachers have names.
+std::vector<TeacherMeans> means_of_teachers(
+    const std::vector<std::string>& names, absl::Span<const TeacherSums> teachers);
+
 // The losses by rounding to float8 in one step of a student that is trained in it.
 struct Float8Losses {
   std::array<double, models::kFloat8Operands>
@@ -57,6 +76,7 @@ struct StepMetrics {
   int64_t step = 0; // counted from 1
   int64_t total_steps = 0;
   LossMeans means;
+  std::vector<TeacherMeans> teachers; // of several teachers, the means of each
   double grad_norm = 0; // before clipping
   bool skipped = false; // the gradients were not finite, and the step changed nothing
   int64_t skipped_total = 0;
@@ -90,9 +110,9 @@ struct StepMetrics {
 nlohmann::ordered_json step_json(const StepMetrics& record);
 
 // The means alone as a JSON object, with the same names.
-std::string means_json(const LossMeans& means);
+std::string means_json(const LossMeans& means, absl::Span<const TeacherMeans> teachers = {});
 
 // The line of metrics.jsonl of an evaluation after `step` steps.
-nlohmann::ordered_json eval_json(int64_t step, const LossMeans& means);
+nlohmann::ordered_json eval_json(int64_t step, const LossMeans& means, absl::Span<const TeacherMeans> teachers = {});
 
 } // namespace distill::metrics

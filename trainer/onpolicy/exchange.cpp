@@ -92,14 +92,17 @@ absl::StatusOr<std::vector<double>> logprobs_of(const Json& object, size_t token
   return logprobs;
 }
 
-absl::Status check_versions(const Json& object, const CompletionRules& rules) {
+absl::Status check_versions(const Json& object, const CompletionRules& rules, const std::string& name) {
   const Json* version = member(object, "weight_version");
   if (version != nullptr && *version != rules.version) {
     return wrong("weight_version", rules.version + ", the weights of this round", brief(*version));
   }
   const Json* teacher = member(object, "teacher");
-  if (teacher != nullptr && *teacher != "") {
-    return wrong("teacher", "null: the run has one teacher", brief(*teacher));
+  if (teacher != nullptr && *teacher != "" && *teacher != name) {
+    return wrong(
+        "teacher",
+        name.empty() ? "null: the run has one teacher" : absl::StrCat("null or ", name, ", as the prompt has"),
+        brief(*teacher));
   }
   return absl::OkStatus();
 }
@@ -132,7 +135,7 @@ absl::StatusOr<std::pair<int64_t, Completion>> parse(const std::string& line, co
   }
   completion.truncated = *reason == "length";
   ASSIGN_OR_RETURN(completion.logprobs, logprobs_of(object, completion.ids.size()));
-  RETURN_IF_ERROR(check_versions(object, rules));
+  RETURN_IF_ERROR(check_versions(object, rules, rules.requests[static_cast<size_t>(number)].prompt.teacher));
   return std::pair(number, std::move(completion));
 }
 
@@ -165,7 +168,7 @@ std::string completion_line(const Request& request, const Completion& completion
       {"finish_reason", completion.truncated ? "length" : "stop"}};
   line["logprobs"] = completion.logprobs.empty() ? Json() : Json(completion.logprobs);
   line["weight_version"] = version;
-  line["teacher"] = nullptr;
+  line["teacher"] = request.prompt.teacher.empty() ? Json() : Json(request.prompt.teacher);
   return line.dump() + "\n";
 }
 

@@ -19,6 +19,8 @@ data::DataOptions round_options(const config::Config& config, const RoundInputs&
   options.tokenizer_hashes = inputs.tokenizer_hashes;
   options.limits = inputs.limits;
   options.pin_memory = inputs.pin_memory;
+  options.teachers = config.teacher_names();
+  options.teacher_group = std::max<int64_t>(1, config.data.teacher_sequences);
   options.verify = true;
   return options;
 }
@@ -85,7 +87,7 @@ absl::Status write_round_shard(
     if (!prompt.teacher_ids.empty()) {
       teacher = text_after(prompt.teacher_ids, in_completion);
     }
-    RETURN_IF_ERROR(writer.add(tokens, in_loss, {teacher, in_completion}));
+    RETURN_IF_ERROR(writer.add(tokens, in_loss, {teacher, in_completion}, prompt.teacher));
   }
   return writer.write(path);
 }

@@ -36,7 +36,8 @@ absl::StatusOr<MemoryPrediction> predict_capture(
     const Target& target, bool teacher_stream, const Machine& machine, int64_t device_bytes) {
   RunShape shape;
   shape.config = config;
-  shape.teacher = trainer::TeacherSpec::running({teacher, nullptr});
+  shape.teachers = trainer::TeacherSpec::running({teacher, nullptr});
+  shape.configs = {config};
   shape.environment = target.environment;
   shape.teacher_stream = teacher_stream;
   RETURN_IF_ERROR(divide_ranks(target, shape));
@@ -58,9 +59,9 @@ absl::StatusOr<MemoryPrediction> predict_capture(
       sharding::simulated_mesh(shape.shard, shape.replicate, /*shared_memory=*/false);
   ASSIGN_OR_RETURN(
       const trainer::TeacherAlone teacher_alone,
-      trainer::load_teacher_alone(config, environment, *mesh, shape.teacher.model()));
+      trainer::load_teacher_alone(config, environment, *mesh, shape.teachers.front().model()));
   prediction.static_bytes = simulation.allocated();
-  const data::Batch batch = simulated_batch(shape);
+  const data::Batch batch = simulated_batch(shape, /*teacher=*/0);
   models::BlockFunctions functions = blocks.functions(simulation);
   functions.tile_tokens = config.memory.forward_tile_tokens();
   trainer::CaptureStep step(config, *teacher_alone.weights, rows, functions);

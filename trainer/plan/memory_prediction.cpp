@@ -79,6 +79,13 @@ class GatherObserver {
 
 } // namespace
 
+void GatherPrediction::add(const GatherPrediction& other, double share) {
+  units += share * other.units;
+  for (size_t phase = 0; phase < bytes.size(); ++phase) {
+    bytes[phase] += share * other.bytes[phase];
+  }
+}
+
 double GatherPrediction::total_bytes() const {
   return std::accumulate(bytes.begin(), bytes.end(), 0.0);
 }
@@ -100,7 +107,7 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
   const trainer::ModelSource student{shape.student, nullptr};
   // This cannot fail, since nothing is read.
   trainer::LoadedModels models =
-      *trainer::load_models(config, environment, *mesh, student, shape.teacher, shape.state(host_state));
+      *trainer::load_models(config, environment, *mesh, student, shape.teachers, shape.state(host_state));
   trainer::TrainStep step(
       config, *mesh, models, {shape.policies, host_activations}, shape.blocks(blocks.functions(simulation)));
   prediction.static_bytes = simulation.allocated();
@@ -109,20 +116,29 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
     prediction.peer_bytes = models.peer_bytes();
   }
 
+  // Steps in which each teacher is followed by the next one, and by itself.
   const int64_t micro_batches = std::min<int64_t>(shape.micro_batches, 2);
-  const std::vector<data::Batch> batches(static_cast<size_t>(micro_batches), simulated_batch(shape));
-  const auto run = [&](bool shadow) { step.run({batches, /*valid_tokens=*/1}, {.shadow = shadow}); };
+  const auto teachers = static_cast<int64_t>(shape.teachers.size());
+  const auto run = [&](int64_t first, int64_t second, bool shadow) {
+    std::vector<data::Batch> batches{simulated_batch(shape, first)};
+    if (micro_batches > 1) {
+      batches.push_back(simulated_batch(shape, second));
+    }
+    step.run({batches, /*valid_tokens=*/1}, {.shadow = shadow});
+  };
   const bool shadows = config.float8.shadow_every > 0; // such steps need the most memory, and gather as no other does
-  run(shadows);
-  if (shadows) {
-    run(shadows);
+  for (int64_t teacher = 0; teacher < teachers; ++teacher) {
+    run(teacher, (teacher + 1) % teachers, shadows);
+    if (shadows) {
+      run(teacher, teacher, shadows);
+    }
   }
-  {
+  for (int64_t teacher = 0; teacher < teachers; ++teacher) {
     GatherObserver gathers(step.micro_batches(), models.slots.weights.get());
     const int64_t before = simulation.give_backs();
-    run(/*shadow=*/false);
-    prediction.give_backs = simulation.give_backs() - before;
-    prediction.gathers = gathers.of_step(shape.micro_batches);
+    run(teacher, teacher, /*shadow=*/false);
+    prediction.give_backs = std::max(prediction.give_backs, simulation.give_backs() - before);
+    prediction.gathers.add(gathers.of_step(shape.micro_batches), shape.shares[static_cast<size_t>(teacher)]);
   }
   prediction.use = simulation.use();
   prediction.reserved_peak = simulation.reserved_peak();

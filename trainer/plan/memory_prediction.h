@@ -15,6 +15,7 @@ struct GatherPrediction {
   std::array<double, static_cast<size_t>(metrics::Phase::kCount)> bytes{}; // of the units, by the phase they begin in
 
   double total_bytes() const;
+  void add(const GatherPrediction& other, double share); // as many of the steps gather so
 };
 
 // Memory of a run of this shape, on one rank's device and in its host's memory, in bytes.

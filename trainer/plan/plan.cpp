@@ -193,7 +193,7 @@ absl::StatusOr<Plan> plan_on(const PlanRequest& request, const Target& target, B
   const config::MemorySection& memory = request.config.memory;
   Plan plan;
   ASSIGN_OR_RETURN(
-      plan.shape, run_shape(request.config, request.student, request.teacher, target, request.teacher_stream));
+      plan.shape, run_shape(request.config, request.student, request.teachers, target, request.teacher_stream));
   plan.machine = request.machine;
   plan.automatic = std::holds_alternative<config::Automatic>(memory.activation);
   plan.automatic_state = std::holds_alternative<config::Automatic>(memory.optimizer);

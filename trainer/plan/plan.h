@@ -53,7 +53,7 @@ struct Plan {
 struct PlanRequest {
   config::Config config;
   const models::ModelConfig& student;
-  trainer::TeacherSpec teacher;
+  trainer::Teachers teachers;
   Target target;
   Machine machine;
   int64_t device_bytes = 0; // of the present device; 0: use machine.memory_gib

@@ -116,15 +116,58 @@ std::string category_table(const Plan& plan) {
   return text;
 }
 
+std::string teacher_name(const RunShape& shape, size_t number) {
+  return shape.config.has_list() ? absl::StrCat("the teacher ", shape.config.teachers[number].name) : "the teacher";
+}
+
 // The weights that adapters belong to; empty: the student has none.
 std::string base_text(const RunShape& shape) {
   if (!shape.student.adapter) {
     return "";
   }
   const std::string adapters = models::adapter_text(*shape.student.adapter);
-  return trainer::shares_base(shape.config, shape.environment, shape.student, shape.teacher)
-      ? absl::StrCat(adapters, "; one copy of the frozen weights for the student and the teacher")
-      : adapters;
+  std::vector<std::string> sharing;
+  for (size_t i = 0; i < shape.teachers.size(); ++i) {
+    if (trainer::shares_base(shape.configs[i], shape.environment_of(i), shape.student, shape.teachers[i])) {
+      sharing.push_back(teacher_name(shape, i));
+    }
+  }
+  return sharing.empty()
+      ? adapters
+      : absl::StrCat(adapters, "; one copy of the frozen weights for the student and ", absl::StrJoin(sharing, ", "));
+}
+
+// Teachers that have one copy of their weights among themselves; empty: none has.
+std::string shared_text(const RunShape& shape) {
+  std::vector<std::string> groups;
+  std::vector<bool> named(shape.teachers.size(), false);
+  for (size_t i = 0; i < shape.teachers.size(); ++i) {
+    std::vector<std::string> group = {teacher_name(shape, i)};
+    for (size_t j = i + 1; j < shape.teachers.size() && !named[i]; ++j) {
+      if (trainer::share_base(shape.config, shape.environment, shape.teachers, i, j)) {
+        group.push_back(teacher_name(shape, j));
+        named[j] = true;
+      }
+    }
+    if (group.size() > 1) {
+      groups.push_back(absl::StrJoin(group, ", "));
+    }
+  }
+  return groups.empty() ? "" : absl::StrCat("one copy of the frozen weights for ", absl::StrJoin(groups, "; for "));
+}
+
+// "bfloat16"; of several teachers "math: bfloat16, 50% of the sequences; code: ...".
+std::string teachers_text(const RunShape& shape) {
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < shape.teachers.size(); ++i) {
+    const std::string text = shape.teachers[i].text(shape.environment_of(i).teacher_dtype);
+    texts.push_back(
+        shape.config.has_list()
+            ? absl::StrFormat(
+                  "%s: %s, %.3g%% of the sequences", shape.config.teachers[i].name, text, 100 * shape.shares[i])
+            : text);
+  }
+  return absl::StrJoin(texts, "; ");
 }
 
 } // namespace
@@ -149,8 +192,11 @@ std::vector<std::string> Plan::warnings() const {
     }
   };
   add("student", shape.student, shape.environment.student_dtype, shape.config.data.seq_len);
-  for (const models::ModelSource* teacher : shape.teacher.loaded()) {
-    add("teacher", teacher->config, shape.environment.teacher_dtype, shape.teacher_seq_len());
+  for (size_t i = 0; i < shape.teachers.size(); ++i) {
+    for (const models::ModelSource* teacher : shape.teachers[i].loaded()) {
+      const std::string role = shape.config.has_list() ? teacher_name(shape, i) : "teacher";
+      add(role.c_str(), teacher->config, shape.environment_of(i).teacher_dtype, shape.teacher_seq_len());
+    }
   }
   return warnings;
 }
@@ -164,6 +210,9 @@ std::vector<std::string> Plan::lines() const {
   }
   if (const std::string base = base_text(shape); !base.empty()) {
     lines.push_back("student: " + base);
+  }
+  if (const std::string shared = shared_text(shape); !shared.empty()) {
+    lines.push_back("teachers: " + shared);
   }
   lines.push_back(shape.head.description);
   lines.push_back(absl::StrFormat(
@@ -206,7 +255,7 @@ std::string Plan::text() const {
       text, "ranks",
       absl::StrFormat(
           "%d: sharded over %d, %d replica(s)%s", shape.ranks(), shape.shard, shape.replicate,
-          shape.teacher.exists() && !shape.config.parallel.shard_teacher ? ", the teacher whole on each" : ""));
+          shape.has_whole_teacher() ? ", the teacher whole on each" : ""));
   if (shape.shard > 1) {
     add_row(
         text, "gathers",
@@ -219,16 +268,19 @@ std::string Plan::text() const {
   add_row(
       text, "a step on each rank",
       absl::StrFormat(
-          "%d micro-batch(es) of %d x %d tokens, student %s, teacher %s%s", shape.micro_batches,
+          "%d micro-batch(es) of %d x %d tokens, student %s, %s %s%s", shape.micro_batches,
           shape.config.train.micro_batch_size, shape.config.data.seq_len,
           models::precision_text(shape.student, shape.environment.student_dtype),
-          shape.teacher.text(shape.environment.teacher_dtype),
+          shape.config.has_list() ? "teachers" : "teacher", teachers_text(shape),
           shape.teacher_stream ? absl::StrFormat(
                                      ", which reads %d x %d tokens of its own", shape.config.train.micro_batch_size,
                                      shape.teacher_seq_len())
                                : ""));
   if (const std::string base = base_text(shape); !base.empty()) {
     add_row(text, "trained", base);
+  }
+  if (const std::string shared = shared_text(shape); !shared.empty()) {
+    add_row(text, "teachers", shared);
   }
   if (const std::string tiles = tiles_text(*this); !tiles.empty()) {
     add_row(text, "MLP of a block", tiles);
@@ -276,17 +328,23 @@ std::string Plan::json() const {
   json["shard"] = shape.shard;
   json["replicate"] = shape.replicate;
   json["shard_teacher"] = shape.config.parallel.shard_teacher;
-  json["one_base"] = trainer::shares_base(shape.config, shape.environment, shape.student, shape.teacher);
+  bool one_base = false;
+  for (size_t i = 0; i < shape.teachers.size(); ++i) {
+    one_base =
+        one_base || trainer::shares_base(shape.configs[i], shape.environment_of(i), shape.student, shape.teachers[i]);
+  }
+  json["one_base"] = one_base;
+  json["teachers"] = shape.config.teacher_names();
   json["gather"] = base::enum_name(shape.config.parallel.gather);
   json["slots"] = shape.config.parallel.slots;
   json["gathers"] = memory.gathers.units;
   json["gathered_bytes"] = memory.gathers.total_bytes();
   json["micro_batches"] = shape.micro_batches;
   json["tokens_per_micro_batch"] = shape.tokens();
-  json["cached_bytes_per_token"] = shape.teacher.row_bytes();
+  json["cached_bytes_per_token"] = shape.teachers.row_bytes();
   json["cached_bytes_per_step"] = cached_step_bytes(shape);
   json["cached_bytes_per_second"] = cached_step_bytes(shape) / time.total();
-  json["teacher_tokens_per_micro_batch"] = shape.teacher.exists() ? shape.teacher_tokens() : 0;
+  json["teacher_tokens_per_micro_batch"] = shape.teachers.exist() ? shape.teacher_tokens() : 0;
   Json policies = Json::array();
   for (const models::ActivationPolicy policy : shape.policies) {
     policies.push_back(base::enum_name(policy));

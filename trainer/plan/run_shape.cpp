@@ -1,6 +1,7 @@
 #include "trainer/plan/run_shape.h"
 
 #include "data/base/status_macros.h"
+#include "trainer/config/teachers.h"
 #include "trainer/step/head_plan.h"
 
 namespace distill::plan {
@@ -30,6 +31,23 @@ absl::Status divide_ranks(const Target& target, RunShape& shape) {
   return absl::OkStatus();
 }
 
+bool RunShape::has_whole_teacher() const {
+  for (size_t i = 0; i < teachers.size(); ++i) {
+    if (!teachers[i].loaded().empty() && !is_sharded(i)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+double RunShape::mean_of_teachers(const std::function<double(size_t teacher)>& quantity) const {
+  double mean = 0;
+  for (size_t i = 0; i < teachers.size(); ++i) {
+    mean += shares[i] * quantity(i);
+  }
+  return mean;
+}
+
 namespace {
 
 // Decides parallel.gather, as the run does when its ranks have joined (trainer/sharding/choose_gather.h).
@@ -50,15 +68,17 @@ absl::Status decide_gather(const Target& target, RunShape& shape) {
 } // namespace
 
 absl::StatusOr<RunShape> run_shape(
-    const config::Config& config, const models::ModelConfig& student, const trainer::TeacherSpec& teacher,
+    const config::Config& config, const models::ModelConfig& student, const trainer::Teachers& teachers,
     const Target& target, bool teacher_stream) {
   RunShape shape;
   shape.config = config;
   shape.student = student;
-  shape.teacher = teacher;
-  shape.teacher.set_sources({});
+  shape.teachers = teachers;
+  shape.teachers.forget_sources();
+  shape.configs = config::configs_of_teachers(config);
+  shape.shares = config::shares_of_teachers(config);
   shape.environment = target.environment;
-  shape.teacher_stream = teacher_stream && teacher.exists();
+  shape.teacher_stream = teacher_stream && teachers.exist();
   RETURN_IF_ERROR(divide_ranks(target, shape));
   RETURN_IF_ERROR(decide_gather(target, shape));
   shape.config.parallel.slots = std::max(config.parallel.slots, config.parallel.prefetch + 1);
@@ -66,7 +86,7 @@ absl::StatusOr<RunShape> run_shape(
     shape.config.memory.recompute = config::Recompute::kAll;
   }
   shape.config.memory.tile_tokens = std::max<int64_t>(0, config.memory.tile_tokens);
-  ASSIGN_OR_RETURN(shape.head, trainer::plan_head(config, student, teacher, target.environment, /*needs_grad=*/true));
+  ASSIGN_OR_RETURN(shape.head, trainer::plan_head(config, student, teachers, target.environment, /*needs_grad=*/true));
   const int64_t blocks = student.num_layers();
   ASSIGN_OR_RETURN(shape.policies, config::policies_of_blocks(config.memory.activation, blocks, "memory.activation"));
   ASSIGN_OR_RETURN(shape.places, config::policies_of_blocks(config.memory.optimizer, blocks, "memory.optimizer"));

@@ -2,6 +2,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "trainer/models/model_config.h"
 #include "trainer/sharding/state_memory.h"
 #include "trainer/step/environment.h"
+#include "trainer/step/head_plan.h"
 #include "trainer/teacher/teacher_spec.h"
 
 namespace distill::plan {
@@ -32,7 +34,9 @@ struct RunShape {
   // what is computed again.
   config::Config config;
   models::ModelConfig student;
-  trainer::TeacherSpec teacher;
+  trainer::Teachers teachers;
+  std::vector<config::Config> configs; // that of each of them
+  std::vector<double> shares = {1.0}; // of each of them in the sequences (config::shares_of_teachers)
   trainer::Environment environment;
   int64_t shard = 1; // ranks that share one copy of the models
   int64_t replicate = 1; // number of such copies
@@ -58,9 +62,16 @@ struct RunShape {
   int64_t teacher_tokens() const { // of a micro-batch, that the teacher reads
     return config.train.micro_batch_size * teacher_seq_len();
   }
-  int64_t row_bytes() const { // that are read of the teacher for a micro-batch
-    return tokens() * teacher.row_bytes();
+  int64_t row_bytes() const { // that are read of a teacher for a micro-batch, at most
+    return tokens() * teachers.row_bytes();
   }
+  trainer::Environment environment_of(size_t teacher) const {
+    return trainer::environment_of_teacher(configs[teacher], environment);
+  }
+  bool is_sharded(size_t teacher) const {
+    return configs[teacher].parallel.shard_teacher;
+  }
+  bool has_whole_teacher() const; // one at least that each rank has as a whole
   int64_t ranks() const {
     return shard * replicate;
   }
@@ -77,7 +88,11 @@ struct RunShape {
     return config.parallel.gather == config::Gather::kCopy;
   }
   int64_t gathered_blocks() const { // of all models whose units are gathered
-    return student.num_layers() + (config.parallel.shard_teacher ? teacher.blocks() : 0);
+    int64_t blocks = student.num_layers();
+    for (size_t i = 0; i < teachers.size(); ++i) {
+      blocks += is_sharded(i) ? teachers[i].blocks() : 0;
+    }
+    return blocks;
   }
   bool state_on_host() const { // of any block
     return std::any_of(places.begin(), places.end(), models::is_on_host);
@@ -90,9 +105,8 @@ struct RunShape {
         models::places_of_units(places, student.tie_word_embeddings), std::move(host), state_stages,
         std::min(ranks(), ranks_per_node)};
   }
-  int64_t vocab() const { // columns of the logits
-    return teacher.columns(student.vocab_size);
-  }
+  // The mean over the teachers of a quantity, each with its share of the sequences.
+  double mean_of_teachers(const std::function<double(size_t teacher)>& quantity) const;
 };
 
 // Divides the ranks into shape.shard x shape.replicate, and a step into micro-batches. InvalidArgument names the key.
@@ -103,7 +117,7 @@ absl::Status divide_ranks(const Target& target, RunShape& shape);
 // the slots are the fewest, and where memory.tile_tokens is, there are no tiles, and where memory.recompute is, all is
 // computed again. InvalidArgument names the key.
 absl::StatusOr<RunShape> run_shape(
-    const config::Config& config, const models::ModelConfig& student, const trainer::TeacherSpec& teacher,
+    const config::Config& config, const models::ModelConfig& student, const trainer::Teachers& teachers,
     const Target& target, bool teacher_stream);
 
 } // namespace distill::plan

@@ -36,7 +36,7 @@ DeterministicScope::~DeterministicScope() {
   at::globalContext().setDeterministicAlgorithms(before_, /*warn_only=*/false);
 }
 
-data::Batch simulated_batch(const RunShape& shape) {
+data::Batch simulated_batch(const RunShape& shape, int64_t teacher) {
   const config::Config& config = shape.config;
   const int64_t rows = config.train.micro_batch_size, seq_len = config.data.seq_len;
   const auto tokens = [rows](int64_t length) { return at::empty({rows, length}, at::kLong); };
@@ -52,8 +52,10 @@ data::Batch simulated_batch(const RunShape& shape) {
     const int64_t length = shape.teacher_seq_len();
     batch.teacher = {tokens(length), tokens(length), boundaries(rows, length, batch.packed), length, tokens(seq_len)};
   }
-  if (shape.teacher.row_bytes() > 0) {
-    batch.teacher_rows_NW = at::empty({shape.tokens(), shape.teacher.row_bytes()}, at::kByte);
+  batch.teacher_number = teacher;
+  const int64_t row_bytes = shape.teachers[static_cast<size_t>(teacher)].row_bytes();
+  if (row_bytes > 0) {
+    batch.teacher_rows_NW = at::empty({shape.tokens(), row_bytes}, at::kByte);
   }
   return batch;
 }

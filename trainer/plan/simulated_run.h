@@ -24,7 +24,8 @@ class DeterministicScope {
   bool before_;
 };
 
-// A micro-batch in which every token has a target. Nothing reads the tokens: their pages are never touched.
-data::Batch simulated_batch(const RunShape& shape);
+// A micro-batch of the teacher with this number in which every token has a target. Nothing reads the tokens: their
+// pages are never touched.
+data::Batch simulated_batch(const RunShape& shape, int64_t teacher);
 
 } // namespace distill::plan

@@ -48,10 +48,11 @@ ModelRun student_run(const RunShape& shape) {
   return {shape.student, shape.environment.student_dtype, shape.tokens(), shape.config.data.seq_len};
 }
 
-std::vector<ModelRun> teacher_runs(const RunShape& shape) {
+std::vector<ModelRun> teacher_runs(const RunShape& shape, size_t teacher) {
   std::vector<ModelRun> runs;
-  for (const models::ModelSource* model : shape.teacher.loaded()) {
-    runs.push_back({model->config, shape.environment.teacher_dtype, shape.teacher_tokens(), shape.teacher_seq_len()});
+  for (const models::ModelSource* model : shape.teachers[teacher].loaded()) {
+    runs.push_back(
+        {model->config, shape.environment_of(teacher).teacher_dtype, shape.teacher_tokens(), shape.teacher_seq_len()});
   }
   return runs;
 }
@@ -129,14 +130,15 @@ bool has_frozen_head(const models::ModelConfig& student) {
 }
 
 // For each chunk: logits of both models, the row kernel, the two gradient products.
-double head_seconds(const RunShape& shape, const Machine& machine) {
+double head_seconds(const RunShape& shape, const Machine& machine, size_t number) {
   const auto tokens = static_cast<double>(shape.tokens());
-  const auto vocab = static_cast<double>(shape.vocab());
+  const trainer::TeacherSpec& spec = shape.teachers[number];
+  const auto vocab = static_cast<double>(spec.columns(shape.student.vocab_size)); // of the logits
   const double element = element_bytes(shape.environment.student_dtype);
   const bool bf16_logits = shape.config.loss.logits_dtype == losses::LogitsDtype::kBFloat16;
   const double logit = bf16_logits ? 2 : std::max(4.0, element);
   const double hidden = static_cast<double>(shape.student.hidden_size);
-  const auto teacher = static_cast<double>(shape.teacher.head_width());
+  const auto teacher = static_cast<double>(spec.head_width());
   const auto chunks = static_cast<double>(shape.head.num_chunks(shape.tokens()));
   const auto groups = static_cast<double>(shape.head.num_groups(shape.tokens()));
   const double sides = teacher > 0 ? 2 : 1;
@@ -379,17 +381,18 @@ double gradient_bytes(const RunShape& shape) {
   return static_cast<double>(config::gradient_bytes(shape.config.optimizer));
 }
 
-double teacher_seconds(const RunShape& shape, const Machine& machine) {
-  double seconds = static_cast<double>(shape.row_bytes()) / machine.host_bytes;
-  for (const ModelRun& run : teacher_runs(shape)) {
+double teacher_seconds(const RunShape& shape, const Machine& machine, size_t number) {
+  const trainer::TeacherSpec& spec = shape.teachers[number];
+  double seconds = static_cast<double>(shape.tokens() * spec.row_bytes()) / machine.host_bytes;
+  for (const ModelRun& run : teacher_runs(shape, number)) {
     const std::vector<BlockTime> teacher = block_times(shape, machine, run);
     for (size_t kind = 0; kind < teacher.size(); ++kind) {
       seconds += static_cast<double>(run.config.count_of(static_cast<int64_t>(kind))) * teacher[kind].forward;
     }
   }
-  if (shape.teacher.blocks() > 0 && shape.teacher_stream) { // the student's tokens' hidden states are read and written
-    seconds += 2 * static_cast<double>(shape.tokens() * shape.teacher.head_width()) *
-        element_bytes(shape.environment.teacher_dtype) / machine.memory_bytes;
+  if (spec.blocks() > 0 && shape.teacher_stream) { // the student's tokens' hidden states are read and written
+    seconds += 2 * static_cast<double>(shape.tokens() * spec.head_width()) *
+        element_bytes(shape.environment_of(number).teacher_dtype) / machine.memory_bytes;
   }
   return seconds;
 }
@@ -422,8 +425,10 @@ StepTimer::StepTimer(const RunShape& shape, const Machine& machine, const Gather
   const double element = element_bytes(shape.environment.student_dtype);
   rounding_ = rounding_seconds(shape, machine);
   around_ = static_cast<double>(shape.tokens()) * hidden * element * 6 / machine.memory_bytes;
-  at_phase(fixed_, Phase::kTeacher) = micro * teacher_seconds(shape, machine);
-  at_phase(fixed_, Phase::kHead) = micro * head_seconds(shape, machine);
+  at_phase(fixed_, Phase::kTeacher) =
+      micro * shape.mean_of_teachers([&](size_t teacher) { return teacher_seconds(shape, machine, teacher); });
+  at_phase(fixed_, Phase::kHead) =
+      micro * shape.mean_of_teachers([&](size_t teacher) { return head_seconds(shape, machine, teacher); });
   at_phase(fixed_, Phase::kOptimizer) = update_seconds(shape, machine);
   const std::vector<BlockTime> student = block_times(shape, machine, student_run(shape));
   for (size_t kind = 0; kind < student.size(); ++kind) {

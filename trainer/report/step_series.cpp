@@ -11,6 +11,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kPhases = "phase_seconds";
 constexpr const char* kTeacherRead = "teacher_read";
+constexpr const char* kTeachers = "teachers"; // of several, each one's means by its name
 
 // Numbers of a record that are no metrics: its place, and when it was written.
 bool is_place(const std::string& name) {
@@ -67,6 +68,12 @@ void StepSeries::add_values(const Json& object, const std::string& prefix, size_
   for (auto it = object.begin(); it != object.end(); ++it) {
     if (prefix.empty() && (it.key() == kPhases || it.key() == kTeacherRead) && it->is_object()) {
       add_values(*it, absl::StrCat(it.key(), "."), hint);
+    } else if (prefix.empty() && it.key() == kTeachers && it->is_object()) {
+      for (const auto& [name, means] : it->items()) {
+        if (means.is_object()) {
+          add_values(means, absl::StrCat(kTeachers, ".", name, "."), hint);
+        }
+      }
     } else if ((is_value(*it) || it->is_null()) && (!prefix.empty() || !is_place(it.key()))) {
       const size_t index = prefix.empty() ? index_of(it.key(), hint) : index_of(prefix + it.key(), hint);
       values.resize(std::max(values.size(), names_.size()));

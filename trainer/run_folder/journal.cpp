@@ -101,8 +101,9 @@ absl::Status RunJournal::step(const metrics::StepMetrics& record) {
   return absl::OkStatus();
 }
 
-absl::Status RunJournal::evaluation(int64_t step, const metrics::LossMeans& means) {
-  message(metrics::eval_line(step, means));
+absl::Status RunJournal::evaluation(
+    int64_t step, const metrics::LossMeans& means, absl::Span<const metrics::TeacherMeans> teachers) {
+  message(metrics::eval_line(step, means, teachers));
   if (!is_main_) {
     return absl::OkStatus();
   }
@@ -110,7 +111,7 @@ absl::Status RunJournal::evaluation(int64_t step, const metrics::LossMeans& mean
     metrics::log_warning(absl::StrFormat(
         "evaluation after step %d: no token of data.eval has a target, so that nothing was measured", step));
   }
-  RETURN_IF_ERROR(append(metrics::eval_json(step, means)));
+  RETURN_IF_ERROR(append(metrics::eval_json(step, means, teachers)));
   ASSIGN_OR_RETURN(const std::vector<std::string> events, events_->evaluation(step, means));
   log_warnings(events);
   return absl::OkStatus();

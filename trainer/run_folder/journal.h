@@ -28,7 +28,8 @@ class RunJournal {
   void info(const std::string& line); // writes to the log
   void warning(const std::string& line);
   absl::Status step(const metrics::StepMetrics& record);
-  absl::Status evaluation(int64_t step, const metrics::LossMeans& means);
+  absl::Status evaluation(
+      int64_t step, const metrics::LossMeans& means, absl::Span<const metrics::TeacherMeans> teachers);
   // The numbers of an on-policy round that begins after `step` steps: a line of metrics.jsonl.
   absl::Status round(int64_t step, const nlohmann::ordered_json& values);
   // A text (Markdown) of the evaluation after `step` steps, for TensorBoard; ignored without run.tensorboard.

@@ -9,6 +9,7 @@
 
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
+#include "trainer/config/teachers.h"
 #include "trainer/models/units.h"
 #include "trainer/setup/disk_space.h"
 #include "trainer/setup/read_model.h"
@@ -173,11 +174,13 @@ absl::StatusOr<Manifest> make_manifest(
 }
 
 absl::Status check_cache_head(const config::Config& config) {
-  if (!config.has_teacher() || !config.teacher.reads_cache()) {
-    return absl::OkStatus();
+  for (const config::Config& own : config::configs_of_teachers(config)) {
+    if (own.has_teacher() && own.teacher.reads_cache()) {
+      ASSIGN_OR_RETURN(const Manifest manifest, teacher_cache::read_manifest(own.teacher.cache));
+      RETURN_IF_ERROR(teacher_cache::check_head(own.teacher.cache, manifest));
+    }
   }
-  ASSIGN_OR_RETURN(const Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
-  return teacher_cache::check_head(config.teacher.cache, manifest);
+  return absl::OkStatus();
 }
 
 void share_head(const sharding::Mesh& mesh, Manifest& manifest) {
@@ -271,12 +274,15 @@ absl::StatusOr<std::shared_ptr<teacher_cache::CacheReader>> attach_rows(
   teacher_cache::RowsOptions options;
   options.data_key = key;
   options.partial = partial;
+  // Of a run with several teachers, only what this one's rows are of.
+  const bool several = data.options().teachers.size() > 1 && data.options().only_teacher < 0;
+  options.teacher = several ? config.this_teacher : -1;
   options.other_contexts = config.cache.other_contexts == config::OtherContexts::kAllow;
   options.pin_memory = environment.device.is_cuda();
   ASSIGN_OR_RETURN(
       std::shared_ptr<teacher_cache::CacheReader> rows,
       teacher_cache::CacheReader::open(std::move(index), data, options));
-  data.read_teacher_rows(rows);
+  data.read_teacher_rows(rows, std::max<int64_t>(0, options.teacher));
   return rows;
 }
 

@@ -20,7 +20,7 @@ std::string teacher_length_warning(const config::Config& config, const Inputs& i
   }
   return absl::StrFormat(
       "data.teacher_seq_len %d has no effect: %s", config.data.teacher_seq_len,
-      inputs.teacher.exists() ? "no document has a text of the teacher's own" : "the run has no teacher");
+      inputs.teachers.exist() ? "no document has a text of the teacher's own" : "the run has no teacher");
 }
 
 // Empty unless whole steps read far more than train.epochs asks for.

@@ -6,6 +6,7 @@
 #include "data/base/status_macros.h"
 #include "trainer/config/lora.h"
 #include "trainer/config/run_length.h"
+#include "trainer/config/teachers.h"
 #include "trainer/hf/peft_folder.h"
 #include "trainer/metrics/log.h"
 #include "trainer/models/adapter_weights.h"
@@ -120,7 +121,7 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
     bool shuffle = false) {
   data::DataOptions options;
   for (const config::DataSet& set : sets) {
-    options.sources.push_back({set.path, set.weight});
+    options.sources.push_back({set.path, set.weight, set.teachers});
   }
   options.seq_len = config.data.seq_len;
   options.teacher_seq_len = config.data.teacher_seq_len;
@@ -130,19 +131,36 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
   options.seed = config.data.seed;
   options.once = once;
   options.tokenizer_hashes = tokenizers;
+  options.teachers = config.teacher_names();
+  options.only_teacher = config.this_teacher;
+  options.teacher_group = std::max<int64_t>(1, config.data.teacher_sequences);
+  // The prompts of a run that is partly on-policy may be those of other teachers.
+  options.every_teacher = !once && !(config.onpolicy.enabled() && config.onpolicy.mixes());
   options.limits = limits;
   options.pin_memory = pin_memory;
   return data::Dataset::open(options);
 }
 
-// Opens the cache of the teacher, checks it against the run, and lets the data sets read their rows from it.
+// Names the teacher, of several, that a problem is about.
+absl::Status of_teacher(const config::Config& config, const absl::Status& status) {
+  return status.ok() || config.this_teacher < 0
+      ? status
+      : absl::Status(
+            status.code(),
+            absl::StrCat(
+                "teachers: ", config.teachers[static_cast<size_t>(config.this_teacher)].name, ": ",
+                std::string(status.message())));
+}
+
+// Opens the cache of a teacher, checks it against the run, and lets the data sets read their rows from it. `config`:
+// that of the teacher.
 absl::Status open_teacher_rows(
     const config::Config& config, const Environment& environment, config::Purpose purpose,
-    absl::Span<const base::Digest> tokenizers, Inputs& inputs) {
+    absl::Span<const base::Digest> tokenizers, const TeacherSpec& teacher, Inputs& inputs) {
   ASSIGN_OR_RETURN(
       const auto index,
-      open_cache(config, environment, inputs.teacher.model().config, inputs.student.config.vocab_size, tokenizers));
-  inputs.teacher_text = describe_cache(*index);
+      open_cache(config, environment, teacher.model().config, inputs.student.config.vocab_size, tokenizers));
+  inputs.teacher_texts.push_back(describe_cache(*index));
   base::ProblemList problems;
   if (inputs.train_data) {
     problems.add(attach_rows(config, environment, index, *inputs.train_data, "data.train").status());
@@ -173,11 +191,32 @@ absl::StatusOr<Inputs> open_inputs(
     const config::Config& config, const Environment& environment, config::Purpose purpose) {
   base::ProblemList problems;
   auto student = problems.take(open_student(config));
-  auto teacher = problems.take(open_teacher(config));
-  const RunTokenizers tokenizers = problems.take(check_tokenizers(config)).value_or(RunTokenizers{});
+  const std::vector<config::Config> configs = config::configs_of_teachers(config);
+  std::optional<Teachers> teachers(std::in_place);
+  RunTokenizers tokenizers;
   data::TokenLimits limits; // stay empty where the models cannot be read: nothing is checked then
-  if (student && teacher) {
-    limits = tokenizers.limits(student->config.vocab_size, teacher->exists() ? teacher->model().config.vocab_size : 0);
+  for (const config::Config& own : configs) {
+    auto opened = open_teacher(own);
+    problems.add(of_teacher(own, opened.status()));
+    auto compared = check_tokenizers(own);
+    problems.add(of_teacher(own, compared.status()));
+    if (!opened.ok()) {
+      teachers.reset();
+      continue;
+    }
+    if (student && compared.ok()) {
+      const int64_t rows = opened->exists() ? opened->model().config.vocab_size : 0;
+      limits = narrower(limits, compared->limits(student->config.vocab_size, rows));
+    }
+    if (compared.ok()) {
+      tokenizers.add(*std::move(compared));
+    }
+    if (teachers) {
+      teachers->push_back(*std::move(opened));
+    }
+  }
+  if (!teachers) {
+    limits = {};
   }
   Inputs inputs;
   inputs.teacher_tokens = tokenizers.one_sided.teacher;
@@ -203,17 +242,24 @@ absl::StatusOr<Inputs> open_inputs(
   if (purpose == config::Purpose::kTrain && config.eval.samples > 0 && inputs.eval_data) {
     inputs.samples = problems.take(open_sample_inputs(config));
   }
-  if (student && teacher) {
+  if (student && teachers) {
     inputs.student = *std::move(student);
-    inputs.teacher = *std::move(teacher);
-    if (inputs.teacher.rows()) {
-      problems.add(open_teacher_rows(config, environment, purpose, tokenizers.hashes, inputs));
-    } else if (inputs.teacher.exists()) {
-      inputs.teacher_text =
-          describe_model("teacher", config.teacher, inputs.teacher.model().config, environment.teacher_dtype);
+    inputs.teachers = *std::move(teachers);
+    for (size_t i = 0; i < configs.size(); ++i) {
+      const TeacherSpec& teacher = inputs.teachers[i];
+      const Environment own = environment_of_teacher(configs[i], environment);
+      if (teacher.rows()) {
+        problems.add(
+            of_teacher(configs[i], open_teacher_rows(configs[i], own, purpose, tokenizers.hashes, teacher, inputs)));
+      } else if (teacher.exists()) {
+        const std::string name =
+            config.has_list() ? absl::StrCat("teacher ", config.teachers[i].name) : std::string("teacher");
+        inputs.teacher_texts.push_back(
+            describe_model(name.c_str(), configs[i].teacher, teacher.model().config, own.teacher_dtype));
+      }
     }
     const auto head = problems.take(plan_head(
-        config, inputs.student.config, inputs.teacher, environment,
+        config, inputs.student.config, inputs.teachers, environment,
         /*needs_grad=*/purpose == config::Purpose::kTrain));
     inputs.head = head.value_or(losses::ChunkPlan{});
   }

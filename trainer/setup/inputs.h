@@ -21,12 +21,12 @@ namespace distill::trainer {
 // Models, data and loss head of a run, opened and checked against each other; no weight has been read.
 struct Inputs {
   models::ModelSource student;
-  TeacherSpec teacher;
+  Teachers teachers;
   std::shared_ptr<data::Dataset> train_data; // null for evaluation; for config::Purpose::kQuantize with data.eval
   std::shared_ptr<data::Dataset> eval_data; // null without data.eval
-  std::string teacher_text; // the teacher's line of the start report
+  std::vector<std::string> teacher_texts; // the teachers' lines of the start report
   losses::ChunkPlan head; // for one micro-batch
-  std::vector<int64_t> teacher_tokens; // ids of tokens that the student's tokenizer lacks
+  std::vector<int64_t> teacher_tokens; // ids of the teachers' tokens that the student's tokenizer lacks
   std::optional<onpolicy::RoundInputs> onpolicy; // of an on-policy run, for training
   std::optional<SampleInputs> samples; // with eval.samples, for training
 };

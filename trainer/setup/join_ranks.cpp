@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "trainer/config/dump.h"
+#include "trainer/config/teachers.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/hf/fingerprint.h"
 #include "trainer/metrics/log.h"
@@ -66,6 +67,22 @@ absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
   return sharding::make_mesh(options, shard, parallel.replicate, device, way);
 }
 
+absl::Status settle_teacher_sequences(int64_t together, config::Config& config) {
+  if (!config.has_list()) {
+    return absl::OkStatus();
+  }
+  int64_t& sequences = config.data.teacher_sequences;
+  sequences = sequences > 0 ? sequences : together;
+  const int64_t global = config.train.global_batch_size, own = config.onpolicy_sequences();
+  if (sequences % together == 0 && global % sequences == 0 && own % sequences == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "data.teacher_sequences: expected a multiple of %d, the sequences that all ranks read at a time, that divides "
+      "train.global_batch_size, %d%s, found %d",
+      together, global, own > 0 ? absl::StrFormat(", and its on-policy sequences, %d", own) : "", sequences));
+}
+
 absl::Status check_same_inputs(
     const config::Config& config, const sharding::Mesh& mesh, const std::string& data, const std::string& run) {
   if (mesh.host == nullptr) {
@@ -83,9 +100,9 @@ absl::Status check_same_inputs(
       status = sharding::check_equal_on_all_ranks(mesh, absl::StrCat(key, " (model files in ", folder, ")"), *files);
     }
   };
-  for (const auto& [name, section] : config.models()) {
-    check(absl::StrCat(name, section->reads_cache() ? ".cache" : ".path"), section->folder());
-    check(absl::StrCat(name, ".adapter"), section->adapter);
+  for (const auto& [name, section] : config::models_of_run(config)) {
+    check(absl::StrCat(name, section.reads_cache() ? ".cache" : ".path"), section.folder());
+    check(absl::StrCat(name, ".adapter"), section.adapter);
   }
   return status.ok() ? sharding::check_equal_on_all_ranks(mesh, "data.train", data) : status;
 }

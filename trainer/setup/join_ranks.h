@@ -19,6 +19,10 @@ std::string host_name();
 absl::StatusOr<std::unique_ptr<sharding::Mesh>> join_ranks(
     const config::Config& config, const launch::RankInfo& ranks, at::Device device);
 
+// Decides data.teacher_sequences of a run with several teachers. `together`: the sequences that all ranks read at a
+// time. InvalidArgument: not all ranks of a micro-batch would have one teacher.
+absl::Status settle_teacher_sequences(int64_t together, config::Config& config);
+
 // Refuses ranks that see another configuration, other model files or other data than rank 0, with both hashes. All
 // ranks call it together. `data`, `run`: text that identifies the training data and the rest of this run.
 absl::Status check_same_inputs(

@@ -2,6 +2,7 @@
 
 #include "data/base/status_macros.h"
 #include "data/shard.h"
+#include "trainer/config/teachers.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
 #include "trainer/device/host_memory.h"
@@ -54,7 +55,7 @@ std::string changes_text(const plan::Plan& plan) {
 
 absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
-    const TeacherSpec& teacher, int64_t world_size, int64_t ranks_on_host, std::optional<bool> peer_memory) {
+    const Teachers& teachers, int64_t world_size, int64_t ranks_on_host, std::optional<bool> peer_memory) {
   const std::string device_name = device::device_info(environment.device).name;
   ASSIGN_OR_RETURN(plan::Machine machine, plan::choose_machine(config, environment.device.is_cuda(), device_name));
   ranks_on_host = std::max<int64_t>(1, ranks_on_host);
@@ -64,7 +65,7 @@ absl::StatusOr<plan::Plan> plan_run(
   return plan::make_plan(
       {config,
        student,
-       teacher,
+       teachers,
        {environment, world_size, ranks_on_host, peer_memory},
        machine,
        device_bytes_of_rank(environment, ranks_on_host),
@@ -93,7 +94,7 @@ absl::StatusOr<PaperDevice> device_on_paper(const config::Config& config) {
 absl::StatusOr<plan::Plan> plan_on_paper(
     const config::Config& config, int64_t world_size, int64_t ranks_per_node, double device_share) {
   ASSIGN_OR_RETURN(const models::ModelConfig student, read_student(config));
-  ASSIGN_OR_RETURN(const TeacherSpec teacher, read_teacher(config));
+  ASSIGN_OR_RETURN(const Teachers teachers, read_teachers(config));
   const auto check_length = [](const char* key, const models::ModelConfig& model, int64_t length) {
     const absl::Status status = models::check_sequence_length(model, length);
     return status.ok() ? status
@@ -101,9 +102,11 @@ absl::StatusOr<plan::Plan> plan_on_paper(
                              absl::StrCat(key, " against a model's config.json: ", std::string(status.message())));
   };
   RETURN_IF_ERROR(check_length("data.seq_len", student, config.data.seq_len));
-  if (teacher.exists()) {
-    RETURN_IF_ERROR(check_length("data.seq_len", teacher.model().config, config.data.seq_len));
-    RETURN_IF_ERROR(check_length("data.teacher_seq_len", teacher.model().config, config.data.teacher_length()));
+  for (const TeacherSpec& teacher : teachers) {
+    if (teacher.exists()) {
+      RETURN_IF_ERROR(check_length("data.seq_len", teacher.model().config, config.data.seq_len));
+      RETURN_IF_ERROR(check_length("data.teacher_seq_len", teacher.model().config, config.data.teacher_length()));
+    }
   }
   ASSIGN_OR_RETURN(const PaperDevice paper, device_on_paper(config));
   const int64_t sharing = std::max<int64_t>(1, std::min(world_size, ranks_per_node));
@@ -111,7 +114,7 @@ absl::StatusOr<plan::Plan> plan_on_paper(
   return plan::make_plan(
       {config,
        student,
-       teacher,
+       teachers,
        {paper.environment, world_size, ranks_per_node},
        paper.machine,
        /*device_bytes=*/static_cast<int64_t>(device_share * paper.memory_bytes),
@@ -124,17 +127,17 @@ absl::StatusOr<int64_t> longest_sequence(config::Config config, int64_t world_si
   constexpr int64_t kSearched = int64_t{1} << 26;
   constexpr double kSpare = 0.98;
   int64_t longest = 0, beyond = kSearched;
-  for (const auto& [name, section] : config.models()) {
-    if (!section->folder().empty()) {
+  for (const auto& [name, section] : config::models_of_run(config)) {
+    if (!section.folder().empty()) {
       ASSIGN_OR_RETURN(
           const models::ModelConfig model,
-          hf::read_model_config(section->folder(), {section->ignore_config_keys, /*with_weights=*/false}));
+          hf::read_model_config(section.folder(), {section.ignore_config_keys, /*with_weights=*/false}));
       const int64_t limit = model.max_position_embeddings;
       if (limit < kStep) {
         return absl::InvalidArgumentError(absl::StrFormat(
             "--longest: expected models of at least %d positions, the length of the search's steps, found %d in "
             "%s/config.json",
-            kStep, limit, section->folder()));
+            kStep, limit, section.folder()));
       }
       beyond = std::min(beyond, limit / kStep * kStep + kStep);
     }
@@ -164,7 +167,7 @@ absl::StatusOr<plan::Plan> plan_of_ranks(
     const config::Config& config, const Environment& environment, const Inputs& inputs, const launch::RankInfo& ranks,
     const sharding::Mesh& mesh) {
   return plan_run(
-      config, environment, inputs.student.config, inputs.teacher, ranks.world_size, ranks.local_world_size,
+      config, environment, inputs.student.config, inputs.teachers, ranks.world_size, ranks.local_world_size,
       /*peer_memory=*/mesh.peers != nullptr);
 }
 
@@ -262,10 +265,10 @@ std::string out_of_memory_report(
   }
   const auto environment = resolve_environment(config, ranks.local_gpu);
   const auto student = read_student(config);
-  const auto teacher = read_teacher(config);
-  if (environment.ok() && student.ok() && teacher.ok()) {
+  const auto teachers = read_teachers(config);
+  if (environment.ok() && student.ok() && teachers.ok()) {
     const auto plan_of = [&](const config::Config& changed) {
-      return plan_run(changed, *environment, *student, *teacher, ranks.world_size, ranks.local_world_size);
+      return plan_run(changed, *environment, *student, *teachers, ranks.world_size, ranks.local_world_size);
     };
     if (const auto plan = plan_of(config); plan.ok()) {
       absl::StrAppend(&text, "\nthe plan had predicted a peak of ", device::bytes_text(plan->memory.peak()));

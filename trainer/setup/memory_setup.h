@@ -25,7 +25,7 @@ struct HostMemory {
 // with the host memory that is free. `peer_memory`: as in plan::Target. InvalidArgument names the key.
 absl::StatusOr<plan::Plan> plan_run(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
-    const TeacherSpec& teacher, int64_t world_size, int64_t ranks_on_host,
+    const Teachers& teachers, int64_t world_size, int64_t ranks_on_host,
     std::optional<bool> peer_memory = std::nullopt);
 
 // A rank's share of the memory of this machine's device.

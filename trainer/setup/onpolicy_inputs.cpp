@@ -19,11 +19,12 @@ absl::StatusOr<std::unique_ptr<data::PromptPool>> open_prompts(
   const config::OnPolicySection& own = config.onpolicy;
   data::PromptPoolOptions options;
   for (const config::DataSet& set : sets) {
-    options.sources.push_back({set.path, set.weight});
+    options.sources.push_back({set.path, set.weight, set.teachers});
   }
   options.room = config.data.seq_len - own.max_new_tokens;
   options.teacher_room = config.data.teacher_length() - own.max_new_tokens;
   options.seed = own.seed;
+  options.teachers = config.teacher_names();
   auto pool = data::PromptPool::open(options);
   if (!pool.ok()) {
     return absl::Status(

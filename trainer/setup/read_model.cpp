@@ -2,6 +2,7 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/config/lora.h"
+#include "trainer/config/teachers.h"
 #include "trainer/hf/config_json.h"
 #include "trainer/models/layout.h"
 #include "trainer/models/router_balance.h"
@@ -152,6 +153,14 @@ absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes
   }
   ASSIGN_OR_RETURN(const teacher_cache::Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
   return TeacherSpec::cached({std::move(teacher), nullptr}, manifest.rows, config.teacher.cache);
+}
+
+absl::StatusOr<Teachers> read_teachers(const config::Config& config) {
+  Teachers teachers;
+  for (const config::Config& own : config::configs_of_teachers(config)) {
+    ASSIGN_OR_RETURN(teachers.emplace_back(), read_teacher(own));
+  }
+  return teachers;
 }
 
 std::string describe_shape(const models::ModelConfig& config) {

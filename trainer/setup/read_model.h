@@ -22,6 +22,9 @@ absl::StatusOr<models::ModelConfig> read_teacher_model(const config::Config& con
 // teacher_cache::read_manifest.
 absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes* notes = nullptr);
 
+// All teachers of a run.
+absl::StatusOr<Teachers> read_teachers(const config::Config& config);
+
 // Text that identifies a model's shape in checkpoints, caches and messages.
 std::string describe_shape(const models::ModelConfig& config);
 // A line of the start report. `role`: "student".

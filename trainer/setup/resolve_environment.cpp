@@ -5,6 +5,7 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/config/dtypes.h"
+#include "trainer/config/teachers.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
 #include "trainer/models/ops/blas_lt.h"
@@ -16,6 +17,7 @@ Environment environment_on(const config::Config& config, at::Device device) {
   environment.device = device;
   const at::ScalarType run_dtype =
       config::scalar_type(config.train.dtype, device.is_cuda() ? at::kBFloat16 : at::kFloat);
+  environment.run_dtype = run_dtype;
   environment.student_dtype = config::scalar_type(config.student.dtype, run_dtype);
   environment.teacher_dtype = config::scalar_type(config.teacher.dtype, run_dtype);
   environment.allocator = device::allocator_settings(config.memory.allocator);
@@ -37,8 +39,8 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config, in
     }
     const at::Device gpu(at::kCUDA, static_cast<c10::DeviceIndex>(local_gpu));
     RETURN_IF_ERROR(config::check_float8_products(config, device::computes_float8(gpu), device::device_info(gpu).name));
-    for (const auto& [name, dtype] : {std::pair("teacher", config.teacher.dtype), {"student", config.student.dtype}}) {
-      if (dtype == config::ComputeDtype::kFloat8 && !models::blas_lt_scales_rows(gpu) &&
+    for (const auto& [name, model] : config::models_of_run(config)) {
+      if (model.dtype == config::ComputeDtype::kFloat8 && !models::blas_lt_scales_rows(gpu) &&
           config::scalar_type(config.train.dtype, at::kBFloat16) == at::kFloat) {
         return absl::FailedPreconditionError(absl::StrFormat(
             "train.dtype: expected bfloat16 with %s.dtype: float8 on %s, whose float8 products have no float32 results, "

@@ -58,6 +58,7 @@ absl::Status RunContext::join_others(const launch::StopSignal& stop) {
     joining.report_progress(0, "joining the other ranks");
     ASSIGN_OR_RETURN(mesh_, join_ranks(config_, ranks_, device));
   }
+  RETURN_IF_ERROR(settle_teacher_sequences(mesh_->samples_together(config_.train.micro_batch_size), config_));
   start_watchdog(stop);
   measure_device();
   return absl::OkStatus();

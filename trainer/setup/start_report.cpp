@@ -14,9 +14,9 @@ void add_data_lines(const char* name, const data::Dataset& data, std::vector<std
       return 100.0 * static_cast<double>(padding) / static_cast<double>(std::max<int64_t>(1, stats.samples * seq_len));
     };
     lines.push_back(absl::StrFormat(
-        "%s: %s, %d documents, %d tokens, %d sequences of %d (%.2f%% padding, %d documents cut)", name, stats.path,
-        stats.documents, stats.tokens, stats.samples, data.options().seq_len,
-        percent(stats.padding, data.options().seq_len), stats.split_documents));
+        "%s: %s%s%s, %d documents, %d tokens, %d sequences of %d (%.2f%% padding, %d documents cut)", name, stats.path,
+        stats.teacher.empty() ? "" : ", teacher ", stats.teacher, stats.documents, stats.tokens, stats.samples,
+        data.options().seq_len, percent(stats.padding, data.options().seq_len), stats.split_documents));
     if (stats.teacher_texts > 0) {
       lines.push_back(absl::StrFormat(
           "%s: the teacher reads a text of its own for %d of these documents, in sequences of %d (%.2f%% padding); %d "
@@ -43,9 +43,7 @@ std::vector<std::string> start_report(
         allocator.note.empty() ? "" : absl::StrCat(" (", allocator.note, ")")));
   }
   lines.push_back(describe_model("student", config.student, inputs.student.config, environment.student_dtype));
-  if (!inputs.teacher_text.empty()) {
-    lines.push_back(inputs.teacher_text);
-  }
+  lines.insert(lines.end(), inputs.teacher_texts.begin(), inputs.teacher_texts.end());
   if (inputs.onpolicy) {
     lines.push_back(describe_rounds(config, *inputs.onpolicy));
   }

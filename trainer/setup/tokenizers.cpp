@@ -31,6 +31,13 @@ absl::StatusOr<std::optional<data::Tokenizer>> read_tokenizer(const config::Mode
   return std::optional(*std::move(tokenizer));
 }
 
+// The union of two sorted lists.
+std::vector<int64_t> in_either(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+  std::vector<int64_t> both;
+  std::set_union(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+  return both;
+}
+
 constexpr size_t kShown = 5; // tokens in a line of the log
 
 // "3 tokens that the student's lacks: 128256 (\"<|think|>\"), ..."
@@ -64,6 +71,35 @@ data::TokenLimits RunTokenizers::limits(int64_t student_rows, int64_t teacher_ro
       one_sided.teacher.begin(), one_sided.teacher.end(), one_sided.student.begin(), one_sided.student.end(),
       std::back_inserter(limits.documents.absent));
   return limits;
+}
+
+void RunTokenizers::add(RunTokenizers other) {
+  for (const base::Digest& hash : other.hashes) {
+    if (std::find(hashes.begin(), hashes.end(), hash) == hashes.end()) {
+      hashes.push_back(hash);
+    }
+  }
+  one_sided.teacher = in_either(one_sided.teacher, other.one_sided.teacher);
+  one_sided.student = in_either(one_sided.student, other.one_sided.student);
+  if (!token_text) {
+    token_text = std::move(other.token_text);
+  } else {
+    token_text = [first = std::move(token_text), second = std::move(other.token_text)](int64_t id) {
+      const std::string text = first(id);
+      return text.empty() ? second(id) : text;
+    };
+  }
+}
+
+data::TokenLimits narrower(data::TokenLimits a, const data::TokenLimits& b) {
+  const auto narrow = [](data::TokenLimits::Stream& own, const data::TokenLimits::Stream& other) {
+    own.rows = own.rows > 0 && other.rows > 0 ? std::min(own.rows, other.rows) : std::max(own.rows, other.rows);
+    own.absent = in_either(own.absent, other.absent);
+  };
+  narrow(a.documents, b.documents);
+  narrow(a.teacher_texts, b.teacher_texts);
+  a.token_text = a.token_text ? a.token_text : b.token_text;
+  return a;
 }
 
 absl::StatusOr<RunTokenizers> check_tokenizers(const config::Config& config) {

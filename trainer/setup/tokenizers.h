@@ -21,7 +21,13 @@ struct RunTokenizers {
   // Which tokens the run's documents may have; rows of the embeddings, 0: not known. Without a student, the teacher
   // alone decides.
   data::TokenLimits limits(int64_t student_rows, int64_t teacher_rows) const;
+
+  // Adds what is known of the student and another teacher.
+  void add(RunTokenizers other);
 };
+
+// The tokens that both allow; an empty one allows what the other does.
+data::TokenLimits narrower(data::TokenLimits a, const data::TokenLimits& b);
 
 // A teacher whose tokenizer differs from the student's in more than added tokens that one of them lacks is an error
 // with the first tokens that differ. Logs which tokens only one of the two has, and warns if only one model has a

@@ -13,9 +13,10 @@ namespace distill::trainer {
 struct Environment {
   at::Device device = at::kCPU;
   at::ScalarType student_dtype = at::kFloat;
-  at::ScalarType teacher_dtype = at::kFloat;
+  at::ScalarType teacher_dtype = at::kFloat; // of several teachers: environment_of_teacher()
   device::AllocatorSettings allocator = {}; // of a GPU
   std::optional<device::OutsideMemory> outside = std::nullopt; // of a GPU, measured; nullopt: it was not
+  at::ScalarType run_dtype = at::kFloat; // of models for which the configuration names none
 };
 
 } // namespace distill::trainer

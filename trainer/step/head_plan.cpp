@@ -1,6 +1,9 @@
 #include "trainer/step/head_plan.h"
 
+#include "data/base/status_macros.h"
 #include "losses/head/linear_head.h"
+#include "trainer/config/dtypes.h"
+#include "trainer/config/teachers.h"
 
 namespace distill::trainer {
 
@@ -28,7 +31,16 @@ losses::LossOptions onpolicy_loss_of(
   return loss;
 }
 
-absl::StatusOr<losses::ChunkPlan> plan_head(
+Environment environment_of_teacher(const config::Config& config, Environment environment) {
+  if (config.this_teacher >= 0) {
+    environment.teacher_dtype = config::scalar_type(config.teacher.dtype, environment.run_dtype);
+  }
+  return environment;
+}
+
+namespace {
+
+absl::StatusOr<losses::ChunkPlan> plan_of_teacher(
     const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher,
     const Environment& environment, bool needs_grad) {
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
@@ -43,6 +55,22 @@ absl::StatusOr<losses::ChunkPlan> plan_head(
   head.valid_tokens = most_valid_tokens(config);
   head.meta_device = environment.device.type();
   return losses::linear_head_plan(head, loss_of(config, student, teacher), config.chunks, needs_grad);
+}
+
+} // namespace
+
+absl::StatusOr<losses::ChunkPlan> plan_head(
+    const config::Config& config, const models::ModelConfig& student, const Teachers& teachers,
+    const Environment& environment, bool needs_grad) {
+  const std::vector<config::Config> configs = config::configs_of_teachers(config);
+  losses::ChunkPlan most;
+  for (size_t i = 0; i < teachers.size(); ++i) {
+    ASSIGN_OR_RETURN(
+        losses::ChunkPlan plan,
+        plan_of_teacher(configs[i], student, teachers[i], environment_of_teacher(configs[i], environment), needs_grad));
+    most = i == 0 || plan.bytes > most.bytes ? std::move(plan) : std::move(most);
+  }
+  return most;
 }
 
 } // namespace distill::trainer

@@ -22,10 +22,14 @@ losses::LossOptions loss_of(
 losses::LossOptions onpolicy_loss_of(
     const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher);
 
+// The dtypes of a run in which one of several teachers is the only one. `config`: that of the teacher.
+Environment environment_of_teacher(const config::Config& config, Environment environment);
+
 // The loss head's chunks for such a micro-batch, from shapes alone; they do not depend on the divergence.
-// `environment`: its device need not exist. InvalidArgument if loss.memory_cap_mb is too small.
+// `environment`: its device need not exist. With several teachers,
+// those that take the most memory. InvalidArgument if loss.memory_cap_mb is too small.
 absl::StatusOr<losses::ChunkPlan> plan_head(
-    const config::Config& config, const models::ModelConfig& student, const TeacherSpec& teacher,
+    const config::Config& config, const models::ModelConfig& student, const Teachers& teachers,
     const Environment& environment, bool needs_grad);
 
 } // namespace distill::trainer

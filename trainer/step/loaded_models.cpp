@@ -1,12 +1,15 @@
 #include "trainer/step/loaded_models.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/config/dtypes.h"
+#include "trainer/config/teachers.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/metrics/task_progress.h"
+#include "trainer/step/head_plan.h"
 
 namespace distill::trainer {
 namespace {
@@ -74,26 +77,61 @@ bool shares_base(
       environment.student_dtype == environment.teacher_dtype && student.float8 == teacher.model().config.float8;
 }
 
-absl::StatusOr<std::shared_ptr<sharding::ModelShards>> load_shared_base(
-    const config::Config& config, const Environment& environment, const ModelSource& student,
-    const TeacherSpec& teacher, const LoadOptions& load) {
-  if (!shares_base(config, environment, student.config, teacher)) {
-    return nullptr;
-  }
-  ModelSource frozen{student.config, student.weights, nullptr};
-  frozen.config.adapter.reset();
-  return load_model(environment, frozen, Role::kTeacher, load);
+bool share_base(
+    const config::Config& config, const Environment& environment, const Teachers& teachers, size_t a, size_t b) {
+  const config::Config own = config::config_of_teacher(config, a), other = config::config_of_teacher(config, b);
+  std::error_code error;
+  const auto folder = [&error](const std::string& path) { return std::filesystem::weakly_canonical(path, error); };
+  const bool run = teachers[a].exists() && teachers[b].exists() && !teachers[a].rows() && !teachers[b].rows();
+  return run && own.teacher.init == other.teacher.init && folder(own.teacher.path) == folder(other.teacher.path) &&
+      environment_of_teacher(own, environment).teacher_dtype ==
+      environment_of_teacher(other, environment).teacher_dtype &&
+      teachers[a].model().config.float8 == teachers[b].model().config.float8 &&
+      own.parallel.shard_teacher == other.parallel.shard_teacher;
 }
 
-std::vector<absl::StatusOr<std::shared_ptr<sharding::ModelShards>>> load_teacher(
-    const Environment& environment, const TeacherSpec& teacher, const LoadOptions& load,
-    const std::shared_ptr<sharding::ModelShards>& base) {
+FrozenModels::FrozenModels(
+    const config::Config& config, const Environment& environment, const Teachers& teachers,
+    std::function<LoadOptions(bool whole)> load)
+    : environment_(environment),
+      teachers_(teachers),
+      config_(config),
+      configs_(config::configs_of_teachers(config)),
+      load_(std::move(load)),
+      bases_(teachers.size()) {}
+
+absl::StatusOr<std::shared_ptr<sharding::ModelShards>> FrozenModels::base_of_student(const ModelSource& student) {
+  for (size_t i = 0; i < teachers_.size(); ++i) {
+    const Environment environment = environment_of_teacher(configs_[i], environment_);
+    if (shares_base(configs_[i], environment, student.config, teachers_[i])) {
+      ModelSource frozen{student.config, student.weights, nullptr};
+      frozen.config.adapter.reset();
+      ASSIGN_OR_RETURN(
+          bases_[i], load_model(environment, frozen, Role::kTeacher, load_(!configs_[i].parallel.shard_teacher)));
+      return bases_[i];
+    }
+  }
+  return nullptr;
+}
+
+std::vector<absl::StatusOr<std::shared_ptr<sharding::ModelShards>>> FrozenModels::load_teacher(size_t number) {
+  std::shared_ptr<sharding::ModelShards>& base = bases_[number];
+  for (size_t other = 0; base == nullptr && other < bases_.size(); ++other) {
+    if (bases_[other] != nullptr && share_base(config_, environment_, teachers_, number, other)) {
+      base = bases_[other];
+    }
+  }
+  const Environment environment = environment_of_teacher(configs_[number], environment_);
   std::vector<absl::StatusOr<std::shared_ptr<sharding::ModelShards>>> models;
-  for (const ModelSource* model : teacher.loaded()) {
+  for (const ModelSource* model : teachers_[number].loaded()) {
     if (base != nullptr && !model->config.adapter) {
       models.emplace_back(base);
-    } else {
-      models.emplace_back(load_model(environment, *model, Role::kTeacher, load, base));
+      continue;
+    }
+    models.emplace_back(
+        load_model(environment, *model, Role::kTeacher, load_(!configs_[number].parallel.shard_teacher), base));
+    if (base == nullptr && models.back().ok()) {
+      base = model->config.adapter ? (*models.back())->base() : *models.back();
     }
   }
   return models;
@@ -101,8 +139,10 @@ std::vector<absl::StatusOr<std::shared_ptr<sharding::ModelShards>>> load_teacher
 
 int64_t LoadedModels::peer_bytes() const {
   std::vector<const sharding::ModelShards*> models{student.get(), student->base().get()};
-  for (const auto& model : teacher.weights) {
-    models.insert(models.end(), {model.get(), model->base().get()});
+  for (const LoadedTeacher& teacher : teachers) {
+    for (const auto& model : teacher.weights) {
+      models.insert(models.end(), {model.get(), model->base().get()});
+    }
   }
   std::sort(models.begin(), models.end());
   models.erase(std::unique(models.begin(), models.end()), models.end());
@@ -128,29 +168,31 @@ LoadOptions load_options(const config::Config& config, const sharding::Mesh& mes
 
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
-    const ModelSource& student, const TeacherSpec& teacher, sharding::StateMemory state) {
+    const ModelSource& student, const Teachers& teachers, sharding::StateMemory state) {
   const config::ParallelSection& parallel = config.parallel;
   LoadOptions student_load = load_options(config, mesh, /*whole=*/false);
   student_load.state = std::move(state);
   student_load.gradient_dtype = config::scalar_type(config.optimizer.gradients);
   student_load.may_leave_float8 = config.float8.shadow_every > 0;
-  const LoadOptions teacher_load = load_options(config, mesh, !parallel.shard_teacher);
-  auto shared = load_shared_base(config, environment, student, teacher, teacher_load);
+  FrozenModels frozen(config, environment, teachers, [&](bool whole) { return load_options(config, mesh, whole); });
+  auto shared = frozen.base_of_student(student);
   RETURN_IF_ERROR(sharding::agree(mesh, shared.status()));
-  const std::shared_ptr<sharding::ModelShards> base = *std::move(shared);
-  // Both are read before either is judged, so that one error names the tensors of both.
-  auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load), base);
-  auto loaded_teacher = load_teacher(environment, teacher, teacher_load, base);
+  // All are read before any is judged, so that one error names the tensors of all.
+  auto loaded_student = load_model(environment, student, Role::kStudent, std::move(student_load), *std::move(shared));
   base::ProblemList problems;
   LoadedModels models;
   models.student = problems.take(std::move(loaded_student)).value_or(nullptr);
-  models.teacher.spec = teacher;
-  models.teacher.spec.set_sources({}); // they have been read, and the files need not stay mapped
-  std::vector<sharding::ModelShards*> sharded_teacher;
-  for (auto& model : loaded_teacher) {
-    models.teacher.weights.push_back(problems.take(std::move(model)).value_or(nullptr));
-    if (parallel.shard_teacher) {
-      sharded_teacher.push_back(models.teacher.weights.back().get());
+  std::vector<sharding::ModelShards*> sharded_teachers;
+  const std::vector<config::Config> configs = config::configs_of_teachers(config);
+  for (size_t i = 0; i < teachers.size(); ++i) {
+    LoadedTeacher& teacher = models.teachers.emplace_back();
+    teacher.spec = teachers[i];
+    teacher.spec.set_sources({}); // they have been read, and the files need not stay mapped
+    for (auto& model : frozen.load_teacher(i)) {
+      teacher.weights.push_back(problems.take(std::move(model)).value_or(nullptr));
+      if (configs[i].parallel.shard_teacher) {
+        sharded_teachers.push_back(teacher.weights.back().get());
+      }
     }
   }
   // If one rank alone has read bad weights, it must not leave the others in the first collective of the slots.
@@ -160,7 +202,7 @@ absl::StatusOr<LoadedModels> load_models(
   options.accumulation = parallel.accumulate == config::Accumulate::kKeepFull ? sharding::Accumulation::kKeepFull
                                                                               : sharding::Accumulation::kReduceEach;
   options.reduce_dtype = config::scalar_type(parallel.reduce_dtype);
-  models.slots = sharding::make_slots(options, mesh, models.student.get(), sharded_teacher);
+  models.slots = sharding::make_slots(options, mesh, models.student.get(), sharded_teachers);
   return models;
 }
 

@@ -51,31 +51,49 @@ absl::StatusOr<std::unique_ptr<sharding::ModelShards>> load_model(
 bool shares_base(
     const config::Config& config, const Environment& environment, const models::ModelConfig& student,
     const TeacherSpec& teacher);
-// Loads those weights; null: they are not shared.
-absl::StatusOr<std::shared_ptr<sharding::ModelShards>> load_shared_base(
-    const config::Config& config, const Environment& environment, const ModelSource& student,
-    const TeacherSpec& teacher, const LoadOptions& load);
-// Loads the models of a teacher, of which `base` is one, or the base of one, unless it is null.
-std::vector<absl::StatusOr<std::shared_ptr<sharding::ModelShards>>> load_teacher(
-    const Environment& environment, const TeacherSpec& teacher, const LoadOptions& load,
-    const std::shared_ptr<sharding::ModelShards>& base);
+// Whether two teachers have one copy of their weights, or of the frozen base of their adapters.
+bool share_base(
+    const config::Config& config, const Environment& environment, const Teachers& teachers, size_t a, size_t b);
 
-// Both models of a training run on this rank, and the slots that their gathered units pass through.
+// The frozen weights of a run: its teachers, their bases, the base of the student's adapters. What is read from one
+// folder in the same way is in memory once.
+class FrozenModels {
+ public:
+  // All of them outlive this object. `load`: how a teacher is loaded that is whole on each rank, or sharded.
+  FrozenModels(
+      const config::Config& config, const Environment& environment, const Teachers& teachers,
+      std::function<LoadOptions(bool whole)> load);
+
+  // Loads the base of the student's adapters if a teacher has the same weights; null: none has.
+  absl::StatusOr<std::shared_ptr<sharding::ModelShards>> base_of_student(const ModelSource& student);
+  // Loads the models of a teacher.
+  std::vector<absl::StatusOr<std::shared_ptr<sharding::ModelShards>>> load_teacher(size_t number);
+
+ private:
+  const Environment& environment_;
+  const Teachers& teachers_;
+  const config::Config& config_;
+  std::vector<config::Config> configs_; // of the teachers
+  std::function<LoadOptions(bool whole)> load_;
+  std::vector<std::shared_ptr<sharding::ModelShards>> bases_; // of each teacher, once it is there
+};
+
+// All models of a training run on this rank, and the slots that their gathered units pass through.
 struct LoadedModels {
   sharding::SlotSet slots;
   std::unique_ptr<sharding::ModelShards> student;
-  LoadedTeacher teacher;
+  std::vector<LoadedTeacher> teachers;
 
   // The bytes of this rank's weights that other ranks copy out of peer memory.
   int64_t peer_bytes() const;
 };
 
-// Loads both models; `state` is the student's, and errors are those of load_model. Units are gathered by copies if the
+// Loads all models; `state` is the student's, and errors are those of load_model. Units are gathered by copies if the
 // mesh has peer memory and parallel.gather is not nccl. Progress is reported as by load_options. parallel.slots must be
 // a number, 0 included. All ranks call it together, and all of them get an error if one does (sharding::agree).
 absl::StatusOr<LoadedModels> load_models(
     const config::Config& config, const Environment& environment, const sharding::Mesh& mesh,
-    const ModelSource& student, const TeacherSpec& teacher, sharding::StateMemory state);
+    const ModelSource& student, const Teachers& teachers, sharding::StateMemory state);
 
 // A teacher without a student, and the slots that its gathered units pass through.
 struct TeacherAlone {

@@ -3,6 +3,7 @@
 #include <ATen/ops/argmax.h>
 
 #include "losses/head/products.h"
+#include "trainer/config/teachers.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
 #include "trainer/step/head_plan.h"
@@ -18,6 +19,14 @@ void expect(std::vector<sharding::Pass> passes, const std::vector<sharding::Pass
   sharding::expect_passes(passes);
 }
 
+// What both are: a metric is as exact as where it is least so.
+losses::MetricQualities least_exact(losses::MetricQualities a, const losses::MetricQualities& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = std::max(a[i], b[i]);
+  }
+  return a;
+}
+
 // An evaluation computes all metrics, whatever loss.metrics is.
 losses::LossOptions evaluated(losses::LossOptions loss) {
   loss.metrics = losses::MetricSet::kAll;
@@ -27,22 +36,31 @@ losses::LossOptions evaluated(losses::LossOptions loss) {
 } // namespace
 
 MicroBatchRunner::MicroBatchRunner(
-    const config::Config& config, sharding::ModelShards& student, const LoadedTeacher& teacher, ActivationMemory memory,
-    models::BlockFunctions block)
+    const config::Config& config, sharding::ModelShards& student, const std::vector<LoadedTeacher>& teachers,
+    ActivationMemory memory, models::BlockFunctions block)
     : config_(config),
-      loss_(loss_of(config, student.config(), teacher.spec)),
-      onpolicy_loss_(onpolicy_loss_of(config, student.config(), teacher.spec)),
       student_(student),
       student_ropes_(models::make_rope_tables(student.config().ropes, config.data.seq_len, student.options().device)),
       block_(std::move(block)),
       pass_(student, student_ropes_, std::move(memory.policies), std::move(memory.host), block_),
-      teacher_(make_teacher(config, teacher, block_)),
-      phases_(student.options().device) {}
+      phases_(student.options().device) {
+  const std::vector<config::Config> configs = config::configs_of_teachers(config);
+  TORCH_CHECK(configs.size() == teachers.size(), "expected ", configs.size(), " teachers, found ", teachers.size());
+  for (size_t i = 0; i < teachers.size(); ++i) {
+    teachers_.push_back(
+        {make_teacher(config, teachers[i], block_), loss_of(configs[i], student.config(), teachers[i].spec),
+         onpolicy_loss_of(configs[i], student.config(), teachers[i].spec)});
+  }
+}
+
+std::vector<sharding::Pass> MicroBatchRunner::next_passes(int64_t teacher) const {
+  return teacher < 0 ? std::vector<sharding::Pass>() : teachers_[static_cast<size_t>(teacher)].teacher->passes();
+}
 
 std::vector<Prediction> MicroBatchRunner::predict(const data::Batch& batch, const sharding::TokenBatch& tokens) {
   const at::Device device = tokens.tokens_N.device();
   const at::Tensor targets_N = copy_to_device(batch.targets_BS.flatten(), device);
-  std::vector<Prediction> predictions = teacher_->predict(batch, tokens, student_);
+  std::vector<Prediction> predictions = of_batch(batch).teacher->predict(batch, tokens, student_);
   int64_t begin = 0;
   for (auto& [count, head] : predictions) {
     head.targets_N = targets_N.narrow(0, begin, count);
@@ -54,7 +72,7 @@ std::vector<Prediction> MicroBatchRunner::predict(const data::Batch& batch, cons
 }
 
 at::Tensor MicroBatchRunner::run_head(
-    std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
+    Teacher& teacher, std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
     losses::LinearHeadGrads* grads) {
   at::Tensor weight_VH = sharding::lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
@@ -64,7 +82,7 @@ at::Tensor MicroBatchRunner::run_head(
   for (Prediction& prediction : predictions) {
     prediction.head = {}; // drops the views of the heads' units
   }
-  teacher_->release(); // first: a head that is the student's too stays in its slot
+  teacher.release(); // first: a head that is the student's too stays in its slot
   student_.release(student_.head_unit());
   if (grads == nullptr) { // with gradients, the backward pass needs the unit once more
     student_.retire(student_.head_unit());
@@ -73,8 +91,7 @@ at::Tensor MicroBatchRunner::run_head(
 }
 
 at::Tensor MicroBatchRunner::head_with_gradients(
-    std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss, double grad_scale,
-    at::Tensor& sums_M) {
+    const data::Batch& batch, std::vector<Prediction> predictions, at::Tensor hidden_NH, const Sums& sums) {
   const int64_t head = student_.head_unit();
   losses::LinearHeadGrads grads;
   grads.hidden_NH = at::empty_like(hidden_NH);
@@ -85,18 +102,24 @@ at::Tensor MicroBatchRunner::head_with_gradients(
     grads.weight_VH = layout.view(gradient.flat, models::lm_head_param(layout.kind)); // undefined: frozen
     grads.accumulate = !gradient.is_new;
   }
-  grads.grad_scale = grad_scale;
-  sums_M += run_head(std::move(predictions), std::move(hidden_NH), loss, &grads).sum(1, /*keepdim=*/false, at::kDouble);
+  grads.grad_scale = sums.scale;
+  at::Tensor metrics_MN =
+      run_head(*of_batch(batch).teacher, std::move(predictions), std::move(hidden_NH), loss_of_batch(batch), &grads);
+  sums.metrics_TM[batch.teacher_number] += metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
+  metrics_MN.reset();
   return std::move(grads.hidden_NH); // `grads` holds a view of the head's gradient, which must not outlive this
 }
 
 // The teacher runs first, while the student's activations do not exist yet.
-void MicroBatchRunner::train(const data::Batch& batch, Sums& sums, int64_t first_sequence, bool last) {
+void MicroBatchRunner::train(const data::Batch& batch, Sums& sums, int64_t first_sequence, bool last, int64_t next) {
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
-  const std::vector<sharding::Pass> predicting = teacher_->passes();
-  std::vector<sharding::Pass> passes = predicting;
-  passes.insert(passes.end(), {{&student_}, {&student_, /*backward=*/true}});
-  expect(passes, /*then=*/last ? predicting : passes);
+  const std::vector<sharding::Pass> own{{&student_}, {&student_, /*backward=*/true}};
+  std::vector<sharding::Pass> passes = of_batch(batch).teacher->passes(), then = next_passes(next);
+  passes.insert(passes.end(), own.begin(), own.end());
+  if (!last) {
+    then.insert(then.end(), own.begin(), own.end());
+  }
+  expect(passes, then);
   begin(metrics::Phase::kTeacher);
   std::vector<Prediction> predictions = predict(batch, tokens);
   begin(metrics::Phase::kForward);
@@ -115,22 +138,38 @@ void MicroBatchRunner::train(const data::Batch& batch, Sums& sums, int64_t first
     routers->finish_forward();
   }
   begin(metrics::Phase::kHead);
-  at::Tensor dhidden_NH = head_with_gradients(
-      std::move(predictions), std::move(hidden_NH), loss_of_batch(batch), sums.scale, sums.metrics_M);
+  at::Tensor dhidden_NH = head_with_gradients(batch, std::move(predictions), std::move(hidden_NH), sums);
   begin(metrics::Phase::kBackward);
   pass_.backward(tokens, std::move(dhidden_NH), last, balance);
 }
 
-losses::MetricQualities MicroBatchRunner::training_quality() const {
-  return teacher_->quality(loss_);
+losses::MetricQualities MicroBatchRunner::training_quality(int64_t teacher) const {
+  if (teacher >= 0) {
+    const OwnLoss& own = teachers_[static_cast<size_t>(teacher)];
+    return own.teacher->quality(own.loss);
+  }
+  losses::MetricQualities all = training_quality(0);
+  for (int64_t i = 1; i < teachers(); ++i) {
+    all = least_exact(all, training_quality(i));
+  }
+  return all;
 }
 
-losses::MetricQualities MicroBatchRunner::evaluation_quality() const {
-  return teacher_->quality(evaluated(loss_));
+losses::MetricQualities MicroBatchRunner::evaluation_quality(int64_t teacher) const {
+  if (teacher >= 0) {
+    const OwnLoss& own = teachers_[static_cast<size_t>(teacher)];
+    return own.teacher->quality(evaluated(own.loss));
+  }
+  losses::MetricQualities all = evaluation_quality(0);
+  for (int64_t i = 1; i < teachers(); ++i) {
+    all = least_exact(all, evaluation_quality(i));
+  }
+  return all;
 }
 
-void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M, at::Tensor* tokens_MN) {
-  std::vector<sharding::Pass> passes = teacher_->passes();
+void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_TM, at::Tensor* tokens_MN) {
+  OwnLoss& own = of_batch(batch);
+  std::vector<sharding::Pass> passes = own.teacher->passes();
   passes.push_back({&student_});
   expect(passes, passes);
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
@@ -139,17 +178,18 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M, at
   std::vector<std::pair<at::Tensor, at::Tensor>> one_sided; // of each prediction: log-sum-exps, targets
   for (const auto& [count, head] : predictions) {
     one_sided.emplace_back(
-        one_sided_mass_.log_sums(head, student_.config().vocab_size, loss_.teacher_softcap), head.targets_N);
+        one_sided_mass_.log_sums(head, student_.config().vocab_size, own.loss.teacher_softcap), head.targets_N);
   }
-  const at::Tensor metrics_MN =
-      run_head(std::move(predictions), std::move(hidden_NH), evaluated(loss_of_batch(batch)), /*grads=*/nullptr);
+  const at::Tensor metrics_MN = run_head(
+      *own.teacher, std::move(predictions), std::move(hidden_NH), evaluated(loss_of_batch(batch)),
+      /*grads=*/nullptr);
   int64_t begin = 0;
   for (const auto& [log_sums_N2, targets_N] : one_sided) {
     const int64_t count = targets_N.size(0);
     one_sided_mass_.add(log_sums_N2, metrics_MN[losses::kTeacherLse].narrow(0, begin, count), targets_N);
     begin += count;
   }
-  sums_M += metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
+  sums_TM[batch.teacher_number] += metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
   if (tokens_MN != nullptr) {
     *tokens_MN = metrics_MN;
   }
@@ -158,7 +198,7 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_M, at
 std::vector<int64_t> MicroBatchRunner::next_tokens(
     const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which) {
   const WholeModel student{student_, student_ropes_};
-  const auto& [model, ropes] = which == WhichModel::kStudent ? student : *teacher_->whole_model();
+  const auto& [model, ropes] = which == WhichModel::kStudent ? student : *teachers_.front().teacher->whole_model();
   expect({{&model}}, {{&model}});
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   at::Tensor hidden_NH = sharding::forward_hidden(model, ropes, tokens, /*next=*/nullptr, block_);
@@ -190,23 +230,29 @@ void MicroBatchRunner::begin(metrics::Phase phase) {
   }
 }
 
-void MicroBatchRunner::prefetch_first() {
-  teacher_->prefetch_first();
+void MicroBatchRunner::prefetch_first(int64_t teacher) {
+  if (teacher >= 0) {
+    teachers_[static_cast<size_t>(teacher)].teacher->prefetch_first();
+  }
 }
 
 at::Tensor MicroBatchRunner::zero_sums() const {
   return at::zeros(
-      {losses::kNumTokenMetrics}, at::TensorOptions().dtype(at::kDouble).device(student_.options().device));
+      {teachers(), losses::kNumTokenMetrics}, at::TensorOptions().dtype(at::kDouble).device(student_.options().device));
 }
 
 at::Tensor MicroBatchRunner::zero_router_sums() const {
   return at::zeros({models::router_sums(student_.config())}, zero_sums().options());
 }
 
-std::array<double, losses::kNumTokenMetrics> sums_to_host(const at::Tensor& sums_M) {
-  const at::Tensor host = sums_M.cpu();
-  std::array<double, losses::kNumTokenMetrics> sums{};
-  std::copy_n(host.const_data_ptr<double>(), sums.size(), sums.begin());
+std::vector<std::array<double, losses::kNumTokenMetrics>> sums_to_host(const at::Tensor& sums_TM) {
+  const at::Tensor host = sums_TM.cpu();
+  std::vector<std::array<double, losses::kNumTokenMetrics>> sums(static_cast<size_t>(host.size(0)));
+  const auto* from = host.const_data_ptr<double>();
+  for (auto& of_teacher : sums) {
+    std::copy_n(from, of_teacher.size(), of_teacher.begin());
+    from += of_teacher.size();
+  }
   return sums;
 }
 

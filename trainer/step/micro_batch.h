@@ -29,25 +29,26 @@ struct ActivationMemory {
 // M = losses::kNumTokenMetrics.
 class MicroBatchRunner {
  public:
-  // Both models must outlive this object. `block`: the functions that run a decoder block.
+  // All models must outlive this object. `block`: the functions that run a decoder block.
   MicroBatchRunner(
-      const config::Config& config, sharding::ModelShards& student, const LoadedTeacher& teacher,
+      const config::Config& config, sharding::ModelShards& student, const std::vector<LoadedTeacher>& teachers,
       ActivationMemory memory = {}, models::BlockFunctions block = {});
 
   // Where a training micro-batch adds its numbers, fp64 on the device, and the scales of its losses in the gradients.
   struct Sums {
-    at::Tensor metrics_M; // of every metric over the tokens
+    at::Tensor metrics_TM; // of every metric over the tokens of each of T teachers
     double scale = 0; // of the sum of the tokens' losses
     at::Tensor routers; // models::RouterSum, of a student with experts
     double router_scale = 0; // of the routers' loss
     int64_t step = 0; // its number, by which a student's adapters drop elements
   };
   // Accumulates the gradients into the student's units. `last`: this is the step's last micro-batch.
-  // `first_sequence`: of the batch, among the sequences of the whole step.
-  void train(const data::Batch& batch, Sums& sums, int64_t first_sequence, bool last);
-  // Computes the same losses without gradients, and all metrics, whatever loss.metrics is. `tokens_MN`: gets those of
-  // each of the batch's N tokens.
-  void evaluate(const data::Batch& batch, at::Tensor& sums_M, at::Tensor* tokens_MN = nullptr);
+  // `first_sequence`: of the batch, among the sequences of the whole step. `next`: the number of the teacher of the
+  // micro-batch that follows, in this step or the next one; -1: it is not known.
+  void train(const data::Batch& batch, Sums& sums, int64_t first_sequence, bool last, int64_t next);
+  // Computes the same losses without gradients, and all metrics, whatever loss.metrics is. `sums_TM`: as in Sums.
+  // `tokens_MN`: gets those of each of the batch's N tokens.
+  void evaluate(const data::Batch& batch, at::Tensor& sums_TM, at::Tensor* tokens_MN = nullptr);
   // The most probable next token after each of the tokens `rows` (places among the flattened tokens), computed with one
   // forward pass and one token's logits at a time. Waits for the device. The batch's targets are not used.
   std::vector<int64_t> next_tokens(const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which);
@@ -59,14 +60,18 @@ class MicroBatchRunner {
     return one_sided_mass_;
   }
   // How exact the token metrics of train() are, and those of evaluate(), which computes all of them.
-  losses::MetricQualities training_quality() const;
-  losses::MetricQualities evaluation_quality() const;
+  // Over all teachers: as exact as they are for every one of them, or with `teacher` a number, for this one.
+  losses::MetricQualities training_quality(int64_t teacher = -1) const;
+  losses::MetricQualities evaluation_quality(int64_t teacher = -1) const;
+  int64_t teachers() const { // how many
+    return static_cast<int64_t>(teachers_.size());
+  }
   // Whether next_tokens() can ask the teacher.
   bool teacher_continues_texts() const {
-    return teacher_->whole_model() != nullptr;
+    return teachers_.size() == 1 && teachers_.front().teacher->whole_model() != nullptr;
   }
-  // Starts gathering the first units of the next micro-batch, unless the optimizer changes them.
-  void prefetch_first();
+  // Starts gathering the first units of the next micro-batch, unless the optimizer changes them. `teacher`: as `next`.
+  void prefetch_first(int64_t teacher);
 
   // Begins a phase of a training step, and tells the observer.
   void begin(metrics::Phase phase);
@@ -78,39 +83,48 @@ class MicroBatchRunner {
     return phases_;
   }
 
-  at::Tensor zero_sums() const; // fp64 [M] on the device
+  at::Tensor zero_sums() const; // fp64 [T, M] on the device
   at::Tensor zero_router_sums() const; // fp64; of no elements if the student has no experts
 
  private:
+  // A teacher and what is asked of it.
+  struct OwnLoss {
+    std::unique_ptr<Teacher> teacher;
+    losses::LossOptions loss, onpolicy_loss;
+  };
+  OwnLoss& of_batch(const data::Batch& batch) {
+    return teachers_.at(static_cast<size_t>(batch.teacher_number));
+  }
+  // The passes of the next micro-batch's teacher.
+  std::vector<sharding::Pass> next_passes(int64_t teacher) const;
+
   // The teacher's predictions with the targets. Their gathered weights stay until run_head gives them back.
   std::vector<Prediction> predict(const data::Batch& batch, const sharding::TokenBatch& tokens);
   // The loss head over each prediction's tokens, of the student's hidden states [N, H]. Returns metrics_MN of all
   // tokens.
   at::Tensor run_head(
-      std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
+      Teacher& teacher, std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
       losses::LinearHeadGrads* grads);
-  // The head with gradients: adds to sums_M and to the lm_head's gradient, and returns the gradient of the hidden
+  // The head with gradients: adds to the sums and to the lm_head's gradient, and returns the gradient of the hidden
   // states.
   at::Tensor head_with_gradients(
-      std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss, double grad_scale,
-      at::Tensor& sums_M);
-  const losses::LossOptions& loss_of_batch(const data::Batch& batch) const {
-    return batch.on_policy ? onpolicy_loss_ : loss_;
+      const data::Batch& batch, std::vector<Prediction> predictions, at::Tensor hidden_NH, const Sums& sums);
+  const losses::LossOptions& loss_of_batch(const data::Batch& batch) {
+    return batch.on_policy ? of_batch(batch).onpolicy_loss : of_batch(batch).loss;
   }
 
   const config::Config& config_;
-  losses::LossOptions loss_, onpolicy_loss_;
   sharding::ModelShards& student_;
   std::vector<models::RopeTable> student_ropes_;
   models::BlockFunctions block_;
   sharding::TrainingPass pass_;
-  std::unique_ptr<Teacher> teacher_;
+  std::vector<OwnLoss> teachers_;
   metrics::PhaseTimer phases_;
   std::function<void(const char* phase)> phase_observer_;
   OneSidedMass one_sided_mass_;
 };
 
-// Waits for the device and copies the sums to the host.
-std::array<double, losses::kNumTokenMetrics> sums_to_host(const at::Tensor& sums_M);
+// Waits for the device and copies the sums of each teacher to the host.
+std::vector<std::array<double, losses::kNumTokenMetrics>> sums_to_host(const at::Tensor& sums_TM);
 
 } // namespace distill::trainer

@@ -8,16 +8,18 @@
 namespace distill::trainer {
 namespace {
 
-// The numbers of a step that the host reads, fp64: the sums of the token metrics, then these, then models::RouterSum of
-// a student with experts. All but kChangedUnit are summed over ranks.
+// The numbers of a step that the host reads, fp64: these, then models::RouterSum of a student with experts, then for
+// each teacher the sums of the token metrics and the number of valid tokens. All but kChangedUnit are summed over
+// ranks.
 enum StepNumber : int64_t {
-  kGradNormSquare = losses::kNumTokenMetrics,
+  kGradNormSquare,
   kFailedRanks,
   kShadow, // GradientProbe::Product; zeros in a step without a shadow
   kFloat8 = kShadow + GradientProbe::kProducts, // Float8Weights::counts()
   kChangedUnit = kFloat8 + models::kFloat8Operands * models::kFloat8Counts, // SlotChecks::failed_unit()
   kStepNumbers
 };
+constexpr int64_t kTeacherNumbers = losses::kNumTokenMetrics + 1;
 
 metrics::Float8Losses float8_losses(const std::vector<double>& numbers) {
   metrics::Float8Losses losses;
@@ -42,10 +44,11 @@ TrainStep::TrainStep(
     : config_(config),
       mesh_(mesh),
       models_(models),
-      micro_(config, *models.student, models.teacher, std::move(memory), std::move(block)),
+      micro_(config, *models.student, models.teachers, std::move(memory), std::move(block)),
       optimizer_(*models.student, config.optimizer),
       readback_(
-          models.student->options().device, kStepNumbers + models::router_sums(models.student->config()),
+          models.student->options().device,
+          kStepNumbers + models::router_sums(models.student->config()) + micro_.teachers() * kTeacherNumbers,
           /*lag=*/device::has_streams(models.student->options().device) ? 1 : 0,
           std::chrono::seconds(config.parallel.timeout_s)) {
   metrics::PhaseTimer& phases = micro_.phases();
@@ -66,17 +69,24 @@ void TrainStep::accumulate_gradients(const GlobalBatch& batch, MicroBatchRunner:
   for (size_t i = 0; i < batch.micro_batches.size(); ++i) {
     const bool last = i + 1 == batch.micro_batches.size();
     const int64_t together = mesh_.samples_together(sequences); // ranks read next to each other (RunBatches)
-    micro_.train(batch.micro_batches[i], sums, mesh_.own_first(static_cast<int64_t>(i) * together, sequences), last);
+    const int64_t next = last ? next_teacher() : batch.micro_batches[i + 1].teacher_number;
+    micro_.train(
+        batch.micro_batches[i], sums, mesh_.own_first(static_cast<int64_t>(i) * together, sequences), last, next);
     if (!last) {
-      micro_.prefetch_first();
+      micro_.prefetch_first(next);
     }
   }
+}
+
+// The teacher of the next step's first micro-batch. Of several, it is not known before the data are there.
+int64_t TrainStep::next_teacher() const {
+  return micro_.teachers() == 1 ? 0 : -1;
 }
 
 GradientProbe TrainStep::shadow_gradients(const GlobalBatch& batch) {
   sharding::ModelShards& student = *models_.student;
   student.leave_float8(true);
-  accumulate_gradients(batch, {.metrics_M = micro_.zero_sums(), .routers = micro_.zero_router_sums()});
+  accumulate_gradients(batch, {.metrics_TM = micro_.zero_sums(), .routers = micro_.zero_router_sums()});
   student.finish_gradients();
   GradientProbe probe(student);
   student.drop_gradients();
@@ -100,7 +110,7 @@ void TrainStep::add_float8_numbers(at::Tensor numbers, const std::optional<Gradi
 void TrainStep::reduce_gradients(bool more) {
   models_.student->finish_gradients();
   if (more) {
-    micro_.prefetch_first();
+    micro_.prefetch_first(next_teacher());
   }
 }
 
@@ -119,8 +129,11 @@ optim::GradNorm TrainStep::global_norm(at::Tensor numbers, bool failed) {
 }
 
 at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
-  const int64_t router_sums = models::router_sums(models_.student->config());
-  at::Tensor numbers = at::zeros({kStepNumbers + router_sums}, micro_.zero_sums().options());
+  const int64_t router_sums = models::router_sums(models_.student->config()), teachers = micro_.teachers();
+  at::Tensor numbers =
+      at::zeros({kStepNumbers + router_sums + teachers * kTeacherNumbers}, micro_.zero_sums().options());
+  const at::Tensor of_teachers =
+      numbers.narrow(0, kStepNumbers + router_sums, teachers * kTeacherNumbers).view({teachers, kTeacherNumbers});
   models_.student->begin_step(options.step);
   if (models_.student->float8() != nullptr) {
     models_.student->float8()->clear_counts(); // of evaluations
@@ -131,9 +144,13 @@ at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
   }
   accumulate_gradients(
       batch,
-      {.metrics_M = numbers.narrow(0, 0, losses::kNumTokenMetrics),
+      {.metrics_TM = of_teachers.narrow(1, 0, losses::kNumTokenMetrics),
        .routers = numbers.narrow(0, kStepNumbers, router_sums),
        .step = options.step});
+  for (const data::Batch& micro_batch : batch.micro_batches) {
+    of_teachers[micro_batch.teacher_number][losses::kNumTokenMetrics].add_(
+        static_cast<double>(micro_batch.valid_tokens));
+  }
   micro_.begin(metrics::Phase::kOptimizer);
   reduce_gradients(options.more);
   add_float8_numbers(numbers, shadow);
@@ -176,18 +193,28 @@ std::optional<TrainStep::Results> TrainStep::results(bool all) {
   Results done;
   done.record = std::move(queued_.front());
   queued_.pop_front();
-  std::array<double, losses::kNumTokenMetrics> sums{};
-  std::copy_n(numbers->begin(), sums.size(), sums.begin());
-  done.record.means = metrics::loss_means(sums, done.record.means.valid_tokens, done.record.means.quality);
+  const int64_t router_sums = models::router_sums(models_.student->config());
+  std::vector<metrics::TeacherSums> of_teachers;
+  for (int64_t i = 0; i < micro_.teachers(); ++i) {
+    const auto from = numbers->begin() + kStepNumbers + router_sums + i * kTeacherNumbers;
+    metrics::TeacherSums& own = of_teachers.emplace_back();
+    std::copy_n(from, own.sums.size(), own.sums.begin());
+    own.valid_tokens = static_cast<int64_t>(from[losses::kNumTokenMetrics]);
+    own.quality = micro_.training_quality(i);
+  }
+  done.record.means =
+      metrics::loss_means(metrics::sum_of(of_teachers), done.record.means.valid_tokens, done.record.means.quality);
+  done.record.teachers = metrics::means_of_teachers(config_.teacher_names(), of_teachers);
   done.record.grad_norm = std::sqrt((*numbers)[kGradNormSquare]);
   const bool finite = std::isfinite(static_cast<float>(done.record.grad_norm)); // as found_inf on the device
   done.record.skipped = !done.record.empty() && !finite;
   if (models_.student->float8() != nullptr) {
     done.record.float8 = float8_losses(*numbers);
   }
-  if (numbers->size() > kStepNumbers) {
+  if (router_sums > 0) {
     done.record.routers = metrics::router_means(
-        absl::MakeConstSpan(*numbers).subspan(kStepNumbers), models::router_count(models_.student->config()));
+        absl::MakeConstSpan(*numbers).subspan(kStepNumbers, static_cast<size_t>(router_sums)),
+        models::router_count(models_.student->config()));
   }
   done.record.phases = micro_.phases().take();
   done.record.seconds = metrics::total(done.record.phases);

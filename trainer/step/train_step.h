@@ -80,6 +80,7 @@ class TrainStep {
 
  private:
   sharding::GatherCount gathered() const; // so far
+  int64_t next_teacher() const;
   void accumulate_gradients(const GlobalBatch& batch, MicroBatchRunner::Sums sums);
   GradientProbe shadow_gradients(const GlobalBatch& batch);
   // Adds the numbers about a float8 student to the step's numbers.

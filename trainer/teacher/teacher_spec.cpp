@@ -42,4 +42,26 @@ std::string TeacherSpec::text(at::ScalarType dtype) const {
   return exists() ? models::precision_text(model_.config, dtype) : "none";
 }
 
+int64_t Teachers::row_bytes() const {
+  int64_t most = 0;
+  for (const TeacherSpec& teacher : *this) {
+    most = std::max(most, teacher.row_bytes());
+  }
+  return most;
+}
+
+metrics::TokenFlops Teachers::flops(int64_t seq_len, absl::Span<const double> shares) const {
+  metrics::TokenFlops mean;
+  for (size_t i = 0; i < size(); ++i) {
+    mean = mean + (*this)[i].flops(seq_len) * shares[i];
+  }
+  return mean;
+}
+
+void Teachers::forget_sources() {
+  for (TeacherSpec& teacher : *this) {
+    teacher.set_sources({});
+  }
+}
+
 } // namespace distill::trainer

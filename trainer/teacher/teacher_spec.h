@@ -1,5 +1,7 @@
 #pragma once
 
+#include <absl/types/span.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -85,6 +87,23 @@ class TeacherSpec {
   models::ModelSource model_;
   std::optional<teacher_cache::RowFormat> rows_;
   std::string folder_;
+};
+
+// The teachers of a run, in the order of their numbers, by which batches name them. A run with one teacher has a list
+// of one; so has a run without any, and its teacher does not exist.
+struct Teachers : std::vector<TeacherSpec> {
+  using std::vector<TeacherSpec>::vector;
+  Teachers(TeacherSpec one) : std::vector<TeacherSpec>{std::move(one)} {} // NOLINT: a teacher is a list of one
+
+  bool exist() const {
+    return !empty() && front().exists();
+  }
+  // The largest row_bytes().
+  int64_t row_bytes() const;
+  // The mean operations for a token that they read, each teacher with its share of the tokens.
+  metrics::TokenFlops flops(int64_t seq_len, absl::Span<const double> shares) const;
+  // Lets go of the files that their weights were read from.
+  void forget_sources();
 };
 
 } // namespace distill::trainer

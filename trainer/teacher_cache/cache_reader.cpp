@@ -76,14 +76,17 @@ int64_t count_targets(const data::Shard& shard, int64_t document, int64_t begin,
 
 // Calls a function with every stretch that a data set may hold, and its context.
 void for_each_context(
-    const data::Dataset& data, const std::function<void(const data::Stretch& stretch, uint64_t context)>& visit) {
+    const data::Dataset& data, int64_t teacher,
+    const std::function<void(const data::Stretch& stretch, uint64_t context)>& visit) {
   uint64_t next = 0; // context of the stretch that follows in the same sequence
   const bool concat = data.options().packing == data::PackingMode::kConcat;
-  data.for_each_stretch([&](const data::Stretch& stretch) {
-    const uint64_t context = !concat ? 0 : (stretch.at == 0 ? kSequenceStart : next);
-    next = concat ? context_after(context, stretch) : 0;
-    visit(stretch, context);
-  });
+  data.for_each_stretch(
+      [&](const data::Stretch& stretch) {
+        const uint64_t context = !concat ? 0 : (stretch.at == 0 ? kSequenceStart : next);
+        next = concat ? context_after(context, stretch) : 0;
+        visit(stretch, context);
+      },
+      teacher);
 }
 
 // Describes the order of a stream of documents.
@@ -133,7 +136,7 @@ absl::Status CacheReader::map_shards(const data::Dataset& data) {
         index_->folder(), " was captured, found ", base::enum_name(data.options().packing),
         ": with concat other documents are to the left of a token, with pack none is"));
   }
-  for (const data::Shard* shard : data.shards()) {
+  for (const data::Shard* shard : data.shards(options_.teacher)) {
     base::Digest hash;
     std::copy_n(shard->header().header_hash, hash.size(), hash.begin());
     const auto same =
@@ -227,7 +230,7 @@ absl::Status CacheReader::check_stretches(const data::Dataset& data) const {
   absl::Status first;
   int64_t missing = 0, all = 0;
   std::vector<Piece> pieces;
-  for_each_context(data, [&](const data::Stretch& stretch, uint64_t context) {
+  for_each_context(data, options_.teacher, [&](const data::Stretch& stretch, uint64_t context) {
     ++all;
     if (!find(stretch, context, pieces)) {
       first = missing++ == 0 ? no_rows(stretch) : first;

@@ -16,6 +16,7 @@ namespace distill::teacher_cache {
 
 struct RowsOptions {
   std::string data_key; // of the data set, for messages: "data.train"
+  int64_t teacher = -1; // of several teachers, the number of the one whose predictions these are; -1: the only one
   bool partial = false; // stretches may be missing: then read() gives no rows
   bool other_contexts = false; // use rows of tokens whose left context began elsewhere
   bool pin_memory = false; // rows are read into page-locked memory (needs CUDA)

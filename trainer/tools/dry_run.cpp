@@ -15,7 +15,10 @@
 
 namespace distill::trainer {
 
-absl::Status dry_run(const config::Config& config, const launch::RankInfo& ranks) {
+absl::Status dry_run(config::Config config, const launch::RankInfo& ranks) {
+  const int64_t started = ranks_to_start(config, ranks);
+  RETURN_IF_ERROR(
+      settle_teacher_sequences(config.train.micro_batch_size * std::max(started, ranks.world_size), config));
   ASSIGN_OR_RETURN(const Environment environment, resolve_environment(config));
   ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kTrain));
   RETURN_IF_ERROR(check_cache_head(config));
@@ -32,11 +35,10 @@ absl::Status dry_run(const config::Config& config, const launch::RankInfo& ranks
   for (const std::string& warning : input_warnings(config, inputs)) {
     metrics::log_warning(warning);
   }
-  const int64_t started = ranks_to_start(config, ranks);
   ASSIGN_OR_RETURN(
       const plan::Plan plan,
       plan_run(
-          config, environment, inputs.student.config, inputs.teacher, std::max(started, ranks.world_size),
+          config, environment, inputs.student.config, inputs.teachers, std::max(started, ranks.world_size),
           std::max(started, ranks.local_world_size)));
   std::fputs(plan.text().c_str(), stdout);
   RETURN_IF_ERROR(check_fits(config, plan));

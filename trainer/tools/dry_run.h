@@ -9,6 +9,6 @@ namespace distill::trainer {
 
 // Checks all that can be checked without training: model folders and their tensors, tokenizers, data, whether the
 // memory plan fits. Prints a summary and the plan on standard output; writes nothing.
-absl::Status dry_run(const config::Config& config, const launch::RankInfo& ranks);
+absl::Status dry_run(config::Config config, const launch::RankInfo& ranks);
 
 } // namespace distill::trainer

@@ -1,49 +1,64 @@
 #include "trainer/tools/evaluate_model.h"
 
+#include <absl/strings/str_join.h>
+
 #include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "data/base/status_macros.h"
+#include "trainer/config/teachers.h"
 #include "trainer/evaluator.h"
 #include "trainer/launch/stop_signal.h"
 #include "trainer/metrics/json_lines.h"
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/teacher_check.h"
 #include "trainer/setup/inputs.h"
+#include "trainer/setup/join_ranks.h"
 #include "trainer/setup/resolve_environment.h"
+#include "trainer/step/head_plan.h"
 #include "trainer/step/loaded_models.h"
 
 namespace distill::trainer {
 namespace {
 
 std::string describe(const config::Config& config, const Environment& environment, const Inputs& inputs) {
+  std::vector<std::string> teachers;
+  const std::vector<config::Config> configs = config::configs_of_teachers(config);
+  for (size_t i = 0; i < configs.size() && inputs.teachers.exist(); ++i) {
+    const TeacherSpec& teacher = inputs.teachers[i];
+    teachers.push_back(absl::StrFormat(
+        "teacher %s%s (%s)", config.has_list() ? config.teachers[i].name + ": " : "", teacher.folder(),
+        models::precision_text(teacher.model().config, environment_of_teacher(configs[i], environment).teacher_dtype)));
+  }
   return absl::StrFormat(
       "%s, sequences of %d tokens, %s on %s, %s", config.student.path, config.data.seq_len,
       models::precision_text(inputs.student.config, environment.student_dtype), environment.device.str(),
-      inputs.teacher.exists() ? absl::StrFormat(
-                                    "teacher %s (%s)", inputs.teacher.folder(),
-                                    models::precision_text(inputs.teacher.model().config, environment.teacher_dtype))
-                              : "no teacher: the loss is the cross-entropy on the labels");
+      teachers.empty() ? "no teacher: the loss is the cross-entropy on the labels" : absl::StrJoin(teachers, ", "));
 }
 
 } // namespace
 
-absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
+absl::StatusOr<EvalReport> evaluate_model(config::Config config) {
+  RETURN_IF_ERROR(settle_teacher_sequences(config.train.micro_batch_size, config));
   ASSIGN_OR_RETURN(Environment environment, resolve_environment(config));
   configure_libtorch(config.train, environment);
   ASSIGN_OR_RETURN(const Inputs inputs, open_inputs(config, environment, config::Purpose::kEvaluate));
   RETURN_IF_ERROR(check_cache_head(config));
   const LoadOptions load{.progress = config.run.progress};
-  ASSIGN_OR_RETURN(const auto base, load_shared_base(config, environment, inputs.student, inputs.teacher, load));
+  FrozenModels frozen(config, environment, inputs.teachers, [&](bool) { return load; });
+  ASSIGN_OR_RETURN(const auto base, frozen.base_of_student(inputs.student));
   ASSIGN_OR_RETURN(const auto student, load_model(environment, inputs.student, Role::kFrozenStudent, load, base));
-  LoadedTeacher teacher{inputs.teacher, {}};
-  for (auto& model : load_teacher(environment, teacher.spec, load, base)) {
-    ASSIGN_OR_RETURN(teacher.weights.emplace_back(), std::move(model));
+  std::vector<LoadedTeacher> teachers;
+  for (size_t i = 0; i < inputs.teachers.size(); ++i) {
+    LoadedTeacher& teacher = teachers.emplace_back(LoadedTeacher{inputs.teachers[i], {}});
+    for (auto& model : frozen.load_teacher(i)) {
+      ASSIGN_OR_RETURN(teacher.weights.emplace_back(), std::move(model));
+    }
   }
   const launch::StopSignal stop("ending the evaluation without a result, then exit code 1");
   const auto start = std::chrono::steady_clock::now();
   MicroBatchRunner micro(
-      config, *student, teacher, /*memory=*/{},
+      config, *student, teachers, /*memory=*/{},
       models::BlockFunctions{.tile_tokens = config.memory.forward_tile_tokens()});
   micro.watch_teacher_tokens(inputs.teacher_tokens);
   ASSIGN_OR_RETURN(
@@ -59,7 +74,7 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
         "data.eval: expected tokens with a target, found none in its %d sequences%s; there is nothing to measure",
         result.samples, config.eval.batches > 0 ? absl::StrFormat(" (eval.batches: %d)", config.eval.batches) : ""));
   }
-  if (inputs.teacher.exists()) {
+  if (inputs.teachers.exist()) {
     const auto& means = result.means.metrics;
     if (const auto found = metrics::TeacherCheck().evaluation(
             means[losses::kHard], means[losses::kTeacherCe], result.means.valid_tokens)) {
@@ -69,6 +84,7 @@ absl::StatusOr<EvalReport> evaluate_model(const config::Config& config) {
   EvalReport report;
   report.what = describe(config, environment, inputs);
   report.means = result.means;
+  report.teachers = result.teachers;
   report.samples = result.samples;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
@@ -83,12 +99,23 @@ std::string EvalReport::text() const {
       absl::StrAppendFormat(&text, "  %-18s %.6g%s\n", name, value.get<double>(), metrics::quality_text(values, name));
     }
   }
+  for (const metrics::TeacherMeans& teacher : teachers) {
+    absl::StrAppendFormat(&text, "  of the teacher %s, %d tokens:\n", teacher.name, teacher.means.valid_tokens);
+    const auto own = values.contains(metrics::kTeachersKey) && values[metrics::kTeachersKey].contains(teacher.name)
+        ? values[metrics::kTeachersKey][teacher.name]
+        : nlohmann::ordered_json::object();
+    for (const auto& [name, value] : own.items()) {
+      if (value.is_number_float()) {
+        absl::StrAppendFormat(&text, "    %-18s %.6g%s\n", name, value.get<double>(), metrics::quality_text(own, name));
+      }
+    }
+  }
   absl::StrAppendFormat(&text, "  %-18s %.6g\n", "perplexity", std::exp(means.metrics[losses::kHard]));
   return text;
 }
 
 std::string EvalReport::json() const {
-  return metrics::means_json(means);
+  return metrics::means_json(means, teachers);
 }
 
 } // namespace distill::trainer

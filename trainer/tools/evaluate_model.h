@@ -12,6 +12,7 @@ namespace distill::trainer {
 struct EvalReport {
   std::string what; // models, length, dtype and loss, for people
   metrics::LossMeans means;
+  std::vector<metrics::TeacherMeans> teachers; // of several, the means of each
   int64_t samples = 0; // sequences
   double seconds = 0;
 
@@ -21,6 +22,6 @@ struct EvalReport {
 
 // Evaluates student.path on data.eval, over eval.batches micro-batches (0: the whole set), against the teacher where
 // there is one. `config` was checked for config::Purpose::kEvaluate.
-absl::StatusOr<EvalReport> evaluate_model(const config::Config& config);
+absl::StatusOr<EvalReport> evaluate_model(config::Config config);
 
 } // namespace distill::trainer

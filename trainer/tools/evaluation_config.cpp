@@ -2,6 +2,7 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/config/reader.h"
+#include "trainer/config/teachers.h"
 #include "trainer/hf/config_json.h"
 
 namespace distill::trainer {
@@ -18,11 +19,11 @@ void set_path(std::string& path, const std::string& key, const std::string& opti
 // The largest length up to `wanted` that the models can read. A model that cannot be read is reported when it is
 // opened.
 int64_t readable_length(const config::Config& config, int64_t wanted) {
-  for (const auto& [name, section] : config.models()) {
-    if (section->path.empty()) {
+  for (const auto& [name, section] : config::models_of_run(config)) {
+    if (section.path.empty()) {
       continue;
     }
-    if (const auto model = hf::read_model_config(section->path, {section->ignore_config_keys}); model.ok()) {
+    if (const auto model = hf::read_model_config(section.path, {section.ignore_config_keys}); model.ok()) {
       wanted = std::min(wanted, model->max_position_embeddings);
     }
   }
@@ -35,7 +36,16 @@ absl::StatusOr<config::Config> evaluation_config(const EvaluationRequest& reques
   config::ReadResult read = request.config.empty() ? config::read_overrides(request.overrides)
                                                    : config::read_file(request.config, request.overrides);
   set_path(read.config.student.path, "student.path", request.student, read);
-  set_path(read.config.teacher.path, "teacher.path", request.teacher, read);
+  // Of several teachers, --teacher names one; else it is a folder, which takes their place.
+  const std::vector<std::string> names = read.config.teacher_names();
+  const bool is_name = std::find(names.begin(), names.end(), request.teacher) != names.end();
+  if (!is_name) {
+    set_path(read.config.teacher.path, "teacher.path", request.teacher, read);
+    if (!request.teacher.empty()) {
+      read.config.teachers.clear();
+      read.origins.erase("teachers");
+    }
+  }
   if (!request.data.empty()) {
     read.config.data.eval.clear();
     for (const std::string& path : request.data) {
@@ -45,7 +55,9 @@ absl::StatusOr<config::Config> evaluation_config(const EvaluationRequest& reques
   }
   const bool has_length = read.origins.find("data.seq_len") != read.origins.end();
   const std::string source = request.config.empty() ? "distill eval" : request.config;
-  ASSIGN_OR_RETURN(config::Config config, config::check(std::move(read), source, request.purpose));
+  ASSIGN_OR_RETURN(
+      config::Config config,
+      config::check(std::move(read), source, request.purpose, /*ranks=*/0, is_name ? request.teacher : ""));
   if (!has_length) {
     config.data.seq_len = readable_length(config, config.data.seq_len);
   }

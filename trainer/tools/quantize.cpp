@@ -61,7 +61,7 @@ absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request) 
   ASSIGN_OR_RETURN(
       const std::vector<data::Batch> batches,
       float8_gate::gate_batches(
-          config, environment, mesh, inputs.teacher.model().config,
+          config, environment, mesh, inputs.teachers.front().model().config,
           inputs.eval_data ? *inputs.eval_data : *inputs.train_data));
   const auto memory =
       static_cast<int64_t>(kMemoryShare * static_cast<double>(device::device_info(environment.device).memory_bytes));
@@ -70,11 +70,11 @@ absl::StatusOr<QuantizeReport> quantize_teacher(const QuantizeRequest& request) 
   ASSIGN_OR_RETURN(
       report.search,
       float8_gate::find_exceptions(
-          inputs.teacher.model(), environment, mesh, batches, report.limits,
+          inputs.teachers.front().model(), environment, mesh, batches, report.limits,
           {config.chunks, config.run.progress, config.memory.forward_tile_tokens()}, memory));
   report.what = absl::StrFormat(
       "%s: %s against the same in %s, on %s, sequences of %d tokens", config.teacher.path,
-      models::precision_text(inputs.teacher.model().config, environment.teacher_dtype),
+      models::precision_text(inputs.teachers.front().model().config, environment.teacher_dtype),
       models::precision_text({}, environment.teacher_dtype), environment.device.str(), config.data.seq_len);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;

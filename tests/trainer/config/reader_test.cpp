@@ -190,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"student: {path: \"a\\0b\"}", "student.path", "text", "zero byte"},
         // Data sets.
         BadValue{"data: {train: [a, [b]]}", "data.train[1]", "a path", "a list"},
-        BadValue{"data: {train: {path: a, wieght: 2}}", "data.train.wieght", "path or weight", "unknown"},
+        BadValue{"data: {train: {path: a, wieght: 2}}", "data.train.wieght", "path, weight or teacher", "unknown"},
         BadValue{"data: {train: [{path: a, weight: 0}]}", "data.train[0].weight", "above 0", "0"},
         BadValue{"data: {train: [{path: a, weight: .inf}]}", "data.train[0].weight", "above 0", ".inf"},
         BadValue{"data: {train: [{path: a, weight: heavy}]}", "data.train[0].weight", "above 0", "heavy"},

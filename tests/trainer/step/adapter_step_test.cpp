@@ -138,12 +138,12 @@ TEST(AdapterStep, ATeacherThatIsTheBaseIsInMemoryOnce) {
   const config::Config config = tiny_config(2);
   const GlobalBatch batch = tiny_batch(config);
   AdapterStep shared(config, 0, {}, /*teaches_itself=*/true);
-  ASSERT_EQ(shared.models.teacher.weights.size(), 1U);
-  EXPECT_EQ(shared.models.teacher.weights.front(), shared.models.student->base());
+  ASSERT_EQ(shared.models.teachers.front().weights.size(), 1U);
+  EXPECT_EQ(shared.models.teachers.front().weights.front(), shared.models.student->base());
   // The same weights under another path are loaded twice, and give the same numbers.
   config::Config other = config;
   AdapterStep twice(other);
-  EXPECT_NE(twice.models.teacher.weights.front(), twice.models.student->base());
+  EXPECT_NE(twice.models.teachers.front().weights.front(), twice.models.student->base());
   const double before = shared.run(batch).record.means.metrics[losses::kForwardKl];
   EXPECT_GT(before, 1e-4); // the adapters make the student another model than its base
 }

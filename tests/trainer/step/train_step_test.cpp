@@ -88,7 +88,7 @@ TEST(TrainStep, AStepThatIsNotFiniteChangesNothing) {
   const GlobalBatch batch = tiny_batch(tiny.config);
   tiny.run(batch);
   const at::Tensor before = tiny.weights();
-  sharding::ModelShards& teacher = *tiny.models.teacher.weights.front();
+  sharding::ModelShards& teacher = *tiny.models.teachers.front().weights.front();
   teacher.unit(teacher.head_unit()).weights.fill_(std::numeric_limits<float>::infinity());
   const TrainStep::Results results = tiny.run(batch);
   EXPECT_TRUE(results.record.skipped);

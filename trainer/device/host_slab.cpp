@@ -74,6 +74,9 @@ absl::StatusOr<std::shared_ptr<HostSlab>> HostSlab::allocate(
         absl::StrFormat("%s: cannot map %s of host memory: %s", what, bytes_text(bytes), std::strerror(errno)));
   }
   ::madvise(data, mapped, MADV_HUGEPAGE);
+  // A process that is started, an engine say, does not inherit it: Linux copies pinned pages at a fork (mm/memory.c,
+  // page_needs_cow_for_dma), which takes seconds for each 10 GiB, and as much memory again.
+  ::madvise(data, mapped, MADV_DONTFORK);
   if (const auto node = numa_node(device)) {
     prefer_node(data, mapped, *node);
   }

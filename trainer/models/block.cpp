@@ -119,9 +119,9 @@ at::Tensor norm_of_mlp(const LayerKind& kind, const BlockParams& params, BlockSa
       saved.mid_NH, saved.mlp_out_rstd_N);
 }
 
-// The forward pass of the MLP's sublayer. `in_place`: the stream after it may be written into saved.mid_NH.
+// The forward pass of the MLP's sublayer.
 at::Tensor forward_mlp(
-    const BlockContext& context, const BlockParams& params, SublayerInput input, int64_t first_token, bool in_place,
+    const BlockContext& context, const BlockParams& params, SublayerInput input, int64_t first_token,
     BlockSaved& saved) {
   const LayerKind& kind = context.kind;
   rebuild_mlp(context, params, std::move(input), saved);
@@ -129,10 +129,11 @@ at::Tensor forward_mlp(
     context.balance->observe(saved.mlp.routing, first_token);
   }
   return kind.mlp_norms.after ? norm_of_mlp(kind, params, saved)
-                              : mlp_layer_output({kind.mlp}, params.mlp, saved.mlp, saved.mid_NH, in_place);
+                              : mlp_layer_output({kind.mlp}, params.mlp, saved.mlp, saved.mid_NH);
 }
 
-// The same in tiles, of which nothing is saved.
+// The same in tiles, of which nothing is saved. `in_place`: nothing else reads the stream before it, input.x_NH, which
+// is overwritten.
 at::Tensor forward_mlp_in_tiles(
     const BlockContext& context, const BlockParams& params, const SublayerInput& input, bool in_place) {
   const at::Tensor& mid_NH = input.x_NH;
@@ -140,11 +141,7 @@ at::Tensor forward_mlp_in_tiles(
   for (const Tile& tile : tiles_of(mid_NH.size(0), context.tile_tokens)) {
     BlockSaved part;
     part.mid_NH = rows_of(tile, mid_NH);
-    const at::Tensor out_NH =
-        forward_mlp(context, params_of(tile, params), rows_of(tile, input), tile.first, in_place, part);
-    if (!out_NH.is_same(part.mid_NH)) {
-      rows_of(tile, y_NH).copy_(out_NH);
-    }
+    rows_of(tile, y_NH).copy_(forward_mlp(context, params_of(tile, params), rows_of(tile, input), tile.first, part));
   }
   return y_NH;
 }
@@ -347,11 +344,9 @@ at::Tensor block_forward(
     const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH, BlockSaved* saved) {
   BlockSaved all;
   SublayerInput input = forward_attention(context, params, x_NH, all);
-  // With nothing saved, nothing else reads the residual stream, so that the MLP's output is added to it in place.
-  const bool in_place = saved == nullptr;
   at::Tensor y_NH = tile_count(x_NH.size(0), context.tile_tokens) > 1
-      ? forward_mlp_in_tiles(context, params, input, in_place)
-      : forward_mlp(context, params, std::move(input), /*first_token=*/0, in_place, all);
+      ? forward_mlp_in_tiles(context, params, input, /*in_place=*/saved == nullptr)
+      : forward_mlp(context, params, std::move(input), /*first_token=*/0, all);
   if (saved != nullptr) {
     *saved = std::move(all);
   }

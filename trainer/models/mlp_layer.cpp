@@ -24,13 +24,12 @@ void mlp_layer_rebuild(const MlpContext& context, const MlpParams& params, Subla
 }
 
 at::Tensor mlp_layer_output(
-    const MlpContext& context, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH,
-    bool in_place) {
+    const MlpContext& context, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH) {
   if (context.spec.experts) {
-    return moe_layer_output(context, params, saved, residual_NH, in_place);
+    return moe_layer_output(context, params, saved, residual_NH);
   }
   const Operand act = operand_of_glu(params.down, saved.gate_up_N2F, context.spec.activation);
-  return residual_NH.defined() ? multiply_add(params.down, act, residual_NH, in_place) : multiply(params.down, act);
+  return residual_NH.defined() ? multiply_add(params.down, act, residual_NH) : multiply(params.down, act);
 }
 
 at::Tensor mlp_layer_backward(

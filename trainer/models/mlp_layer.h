@@ -46,11 +46,9 @@ struct MlpContext {
 // Runs the forward pass up to the last matrix product. Fills `saved` and input.rstd_N.
 void mlp_layer_rebuild(const MlpContext& context, const MlpParams& params, SublayerInput& input, MlpSaved& saved);
 
-// Returns the last matrix product [N, H]. A defined `residual_NH` is added to it; `in_place`: the sum is written into
-// the residual, which is returned.
+// Returns the last matrix product [N, H]. A defined `residual_NH` is added to it.
 at::Tensor mlp_layer_output(
-    const MlpContext& context, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH = {},
-    bool in_place = false);
+    const MlpContext& context, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH = {});
 
 // Returns the gradient of input.x; arguments as for attention_layer_backward. Gate and up become their own gradient, so
 // that the widest tensors of a block exist once.

@@ -61,20 +61,19 @@ void moe_layer_rebuild(const MlpContext& context, const MlpParams& params, Subla
 }
 
 at::Tensor moe_layer_output(
-    const MlpContext& context, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH,
-    bool in_place) {
+    const MlpContext& context, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH) {
   const Routing& routing = saved.routing;
   at::Tensor act_MF = glu_forward(saved.gate_up_N2F, context.spec.activation);
   act_MF.mul_(sorted_weights(routing, *context.spec.experts));
   const at::Tensor rows_MH = multiply_groups(params.down, operand_of(params.down, act_MF), routing.ends_E);
   act_MF.reset();
   if (!has_shared(context)) {
-    return combine_visits(rows_MH, routing.places_NK, residual_NH, in_place);
+    return combine_visits(rows_MH, routing.places_NK, residual_NH);
   }
   const Operand shared = operand_of(params.shared_down, shared_product(context, saved));
   return combine_visits(
       rows_MH, routing.places_NK,
-      residual_NH.defined() ? multiply_add(params.shared_down, shared, residual_NH, in_place)
+      residual_NH.defined() ? multiply_add(params.shared_down, shared, residual_NH)
                             : multiply(params.shared_down, shared),
       /*in_place=*/true);
 }

@@ -16,8 +16,7 @@ namespace distill::models {
 void moe_layer_rebuild(const MlpContext& context, const MlpParams& params, SublayerInput& input, MlpSaved& saved);
 
 at::Tensor moe_layer_output(
-    const MlpContext& context, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH,
-    bool in_place);
+    const MlpContext& context, const MlpParams& params, const MlpSaved& saved, const at::Tensor& residual_NH);
 
 at::Tensor moe_layer_backward(
     const MlpContext& context, const MlpParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,

@@ -140,12 +140,9 @@ at::Tensor multiply(const Projection& projection, const Operand& operand) {
   return y_NO;
 }
 
-at::Tensor multiply_add(
-    const Projection& projection, const Operand& operand, const at::Tensor& residual_NO, bool in_place) {
+at::Tensor multiply_add(const Projection& projection, const Operand& operand, const at::Tensor& residual_NO) {
   TORCH_CHECK(!projection.bias_O.defined(), "a projection with a bias is not added to a residual");
-  // In place, too, it is product_add: another algorithm would give a block that runs again other bits than one that
-  // keeps everything.
-  at::Tensor y_NO = in_place ? residual_NO : at::empty_like(residual_NO);
+  at::Tensor y_NO = at::empty_like(residual_NO);
   if (projection.is_float8()) {
     product_add_out(operand.float8, float8_weight(projection), residual_NO, y_NO);
   } else {

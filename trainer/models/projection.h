@@ -78,9 +78,9 @@ Operand operand_of(const Projection& projection, SublayerInput& input);
 Operand operand_of_glu(const Projection& projection, const at::Tensor& gate_up_N2I, Activation activation);
 
 at::Tensor multiply(const Projection& projection, const Operand& operand);
-// residual + x W^T, of a projection without bias; `in_place`: written into the residual, which is returned.
-at::Tensor multiply_add(
-    const Projection& projection, const Operand& operand, const at::Tensor& residual_NO, bool in_place = false);
+// residual + x W^T, of a projection without bias. The residual is left as it is: written into it, the sum had other
+// bits than in a tensor of its own, and a block that runs again others than one that keeps everything.
+at::Tensor multiply_add(const Projection& projection, const Operand& operand, const at::Tensor& residual_NO);
 
 // dy W, and what the adapters add to it.
 at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO);

@@ -1,6 +1,11 @@
 #include "trainer/device/host_slab.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
 
 #include "trainer/device/host_memory.h"
 
@@ -29,6 +34,21 @@ TEST(HostSlab, PiecesKeepTheirMemory) {
   }
   piece.fill_(1);
   EXPECT_EQ(piece.sum().item<int64_t>(), 1 << 20);
+}
+
+// Linux would copy its pinned pages for each process that is started.
+TEST(HostSlab, AProcessThatIsStartedDoesNotInheritIt) {
+  auto slab = HostSlab::allocate(1 << 20, at::kCPU, 1, "memory.activation");
+  ASSERT_TRUE(slab.ok());
+  const at::Tensor piece = HostSlab::take(*slab, 1 << 20);
+  void* page = piece.data_ptr();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::_exit(::msync(page, 4096, MS_ASYNC) == 0 ? 1 : errno); // of memory that is not mapped: ENOMEM
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), ENOMEM);
 }
 
 TEST(CopyOnHost, CopiesEveryByteAndNoMore) {

@@ -15,8 +15,7 @@ struct BlasLtOperand {
 bool blas_lt_scales_rows(at::Device device);
 
 // out = x W^T + residual on the current stream. Float8 operands are accumulated with the tensor cores' fast
-// accumulation, and need blas_lt_scales_rows. `residual` and `out`: contiguous, bf16, or fp16 as x; they may be one
-// tensor.
+// accumulation, and need blas_lt_scales_rows. `residual` and `out`: two contiguous tensors, bf16, or fp16 as x.
 void blas_lt_product_add(
     const BlasLtOperand& x, const BlasLtOperand& weight, const at::Tensor& residual, at::Tensor& out);
 

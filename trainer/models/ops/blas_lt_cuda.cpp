@@ -78,9 +78,8 @@ class Algorithms {
  public:
   template <typename Choose>
   cublasLtMatmulAlgo_t get(
-      const at::Tensor& x, const at::Tensor& weight, const Alignments& alignments, bool in_place,
-      const Choose& choose) {
-    const Key key{x.get_device(), x.size(0), x.size(1), weight.size(0), x.scalar_type(), alignments, in_place};
+      const at::Tensor& x, const at::Tensor& weight, const Alignments& alignments, const Choose& choose) {
+    const Key key{x.get_device(), x.size(0), x.size(1), weight.size(0), x.scalar_type(), alignments};
     const std::lock_guard lock(mutex_);
     auto found = chosen_.find(key);
     if (found == chosen_.end()) {
@@ -90,7 +89,7 @@ class Algorithms {
   }
 
  private:
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, at::ScalarType, Alignments, bool>;
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, at::ScalarType, Alignments>;
   std::mutex mutex_;
   std::map<Key, cublasLtMatmulAlgo_t> chosen_;
 };
@@ -114,9 +113,9 @@ void blas_lt_product_add(
   const Alignments alignments{
       blas_lt::alignment_of(weight.values), blas_lt::alignment_of(x.values), blas_lt::alignment_of(residual),
       blas_lt::alignment_of(out)};
-  const cublasLtMatmulAlgo_t algorithm = algorithms.get(
-      x.values, weight.values, alignments, out.is_same(residual),
-      [&] { return choose_algorithm(handle, description, layouts, alignments, workspace_bytes); });
+  const cublasLtMatmulAlgo_t algorithm = algorithms.get(x.values, weight.values, alignments, [&] {
+    return choose_algorithm(handle, description, layouts, alignments, workspace_bytes);
+  });
   const float one = 1;
   blas_lt::check(
       cublasLtMatmul(

@@ -10,9 +10,10 @@ void check_sizes(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
   TORCH_CHECK(
       x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && residual.dim() == 2 &&
           residual.size(0) == x.size(0) && residual.size(1) == weight.size(0) && out.sizes() == residual.sizes() &&
-          out.scalar_type() == residual.scalar_type() && residual.is_contiguous() && out.is_contiguous(),
+          out.scalar_type() == residual.scalar_type() && residual.is_contiguous() && out.is_contiguous() &&
+          !out.is_same(residual),
       "product_add: x ", x.sizes(), ", weight ", weight.sizes(), ", residual ", residual.sizes(), " and result ",
-      out.sizes(), " do not fit together");
+      out.sizes(), " do not fit together, or are one tensor");
 }
 
 bool by_blas_lt(const at::Tensor& x, const at::Tensor& residual) {

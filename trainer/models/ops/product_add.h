@@ -10,8 +10,8 @@
 // follows the product, which is then rounded twice.
 namespace distill::models {
 
-// Multiplies x and a weight of one dtype, bf16 or fp16 on CUDA. `out`: [N, O] of that dtype, may be the residual
-// itself.
+// Multiplies x and a weight of one dtype, bf16 or fp16 on CUDA. `out`: [N, O] of that dtype, not the residual
+// itself: written in place, the sum has other bits.
 void product_add_out(
     const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& residual_NO, at::Tensor& out_NO);
 

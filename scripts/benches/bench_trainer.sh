@@ -2,7 +2,7 @@
 # Measures training with random weights of named shapes on random tokens, and prints the lines of the steps.
 #   scripts/benches/bench_trainer.sh STUDENT TEACHER [STEPS] [distill arguments...]     STEPS: 8
 #   scripts/benches/bench_trainer.sh 1b 8b 8 --set train.micro_batch_size=2 --set train.global_batch_size=2
-# Shapes: those of scripts/benches/bench_inputs.py, such as tiny, 1b, 70b, qwen3-30b-a3b and gemma4-31b; VOCAB replaces
+# Shapes: those of scripts/benches/bench_inputs.py, such as tiny, 1b, 70b, qwen3-30b-a3b, qwen3.5-9b; VOCAB replaces
 # the vocabulary of the student's family. DISTILL and PYTHON replace the build's and .venv's.
 # LORA=RANK trains adapters of the student on every matrix of its blocks; where TEACHER is STUDENT, its weights are theirs.
 # PLAN=RANKS prints the plan for this number of GPUs, with 2 sequences on each, and runs nothing; it needs no GPU.

@@ -291,8 +291,10 @@ TEST_F(BlockTest, TilesAreAsExactInLowPrecision) {
       const Case c = make_case(shape, dtype);
       const Gradients exact = reference(c, at::kDouble);
       const Gradients whole = run(c), tiled = run(c, /*recompute=*/false, /*tile_tokens=*/16);
-      const auto expect_as_exact = [](const at::Tensor& tile, const at::Tensor& all, const at::Tensor& expected) {
-        EXPECT_LT(relative_error(tile, expected), 1.2 * relative_error(all, expected) + 1e-6);
+      // In fp32 on CUDA other sizes of a product are other algorithms; a delta rule's norm enlarges the difference.
+      const double rounding = shape.kind.delta ? 1e-5 : 1e-6;
+      const auto expect_as_exact = [=](const at::Tensor& tile, const at::Tensor& all, const at::Tensor& expected) {
+        EXPECT_LT(relative_error(tile, expected), 1.2 * relative_error(all, expected) + rounding);
       };
       expect_as_exact(tiled.y_NH, whole.y_NH, exact.y_NH);
       expect_as_exact(tiled.dx_NH, whole.dx_NH, exact.dx_NH);
@@ -491,8 +493,9 @@ TEST_F(BlockTest, LowPrecisionIsAsCloseAsThePlainComputation) {
     const Gradients exact = reference(c, at::kDouble);
     const Gradients plain = reference(c, at::kBFloat16);
     const Gradients actual = run(c);
-    // The norm of a delta rule's small heads enlarges what rounding changed where a head's output is near zero.
-    const double times = shape.kind.delta ? 4 : 2;
+    // The norm of a delta rule's small heads enlarges what rounding changed where a head's output is near zero. On CUDA
+    // the operands of the rule's products are rounded, too (4.6 times the plain error on an H100).
+    const double times = !shape.kind.delta ? 2 : test_device().is_cuda() ? 8 : 4;
     EXPECT_LT(relative_error(actual.y_NH, exact.y_NH), times * relative_error(plain.y_NH, exact.y_NH) + 4e-3);
     EXPECT_LT(relative_error(actual.dx_NH, exact.dx_NH), times * relative_error(plain.dx_NH, exact.dx_NH) + 4e-3);
     for (const ParamLayout& param : c.layout.params) {

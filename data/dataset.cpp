@@ -39,7 +39,7 @@ void check_options(const DataOptions& options, base::ProblemList& problems) {
   }
 }
 
-void check_shard(const Shard& shard, const DataOptions& options, base::ProblemList& problems) {
+void check_shard(Shard& shard, const DataOptions& options, MaskedDocuments& masked, base::ProblemList& problems) {
   if (shard.has_teacher_stream() && options.teacher_stream && options.packing == PackingMode::kConcat) {
     problems.add(absl::StrCat(
         shard.path(),
@@ -55,6 +55,10 @@ void check_shard(const Shard& shard, const DataOptions& options, base::ProblemLi
         base::hex(shard.tokenizer_hash()), "; tokenise the text again with the model's tokenizer"));
   } else {
     problems.add(check_token_limits(shard, options.limits));
+    if (const auto found = problems.take(leave_out_masked(shard, options.limits))) {
+      masked.documents += found->documents;
+      masked.targets += found->targets;
+    }
   }
   if (options.verify) {
     problems.add(shard.verify());
@@ -75,8 +79,9 @@ absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& option
     if (!shards) {
       continue;
     }
-    for (const Shard& shard : *shards) {
-      check_shard(shard, options, problems);
+    MaskedDocuments masked;
+    for (Shard& shard : *shards) {
+      check_shard(shard, options, masked, problems);
     }
     if (options.tokenizer_hashes.empty() && first && first->second != (*shards)[0].tokenizer_hash()) {
       problems.add(absl::StrCat(
@@ -86,7 +91,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& option
     if (!first) {
       first = {(*shards)[0].path(), (*shards)[0].tokenizer_hash()};
     }
-    problems.add(dataset->add_sources(static_cast<size_t>(&spec - options.sources.data()), *std::move(shards)));
+    problems.add(dataset->add_sources(static_cast<size_t>(&spec - options.sources.data()), *std::move(shards), masked));
   }
   RETURN_IF_ERROR(problems.status(absl::StatusCode::kInvalidArgument));
   // With several teachers their samples are read one teacher after the other, or in turn; with one nothing changes.
@@ -99,8 +104,9 @@ absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& option
   return dataset;
 }
 
-absl::Status Dataset::add_sources(size_t option, std::vector<Shard> shards) {
+absl::Status Dataset::add_sources(size_t option, std::vector<Shard> shards, const MaskedDocuments& masked) {
   Source source;
+  source.masked = masked;
   source.option = option;
   source.first_document = {0};
   for (const Shard& shard : shards) {
@@ -169,6 +175,7 @@ absl::Status Dataset::plan_sources() {
     source.key = derive_key(static_cast<uint64_t>(options_.seed), static_cast<uint64_t>(index));
     SourceStats stats;
     stats.path = options_.sources[source.option].path;
+    stats.masked = source.masked;
     stats.teacher = has_several_teachers() ? options_.teachers[static_cast<size_t>(source.teacher)] : "";
     plan(source, stats);
     if (stats.samples == 0) {
@@ -319,6 +326,10 @@ base::Digest Dataset::fingerprint(const Stage& stage) const {
     add(static_cast<uint64_t>(source->shards->size()));
     for (const Shard& shard : *source->shards) {
       hash.update(shard.header().header_hash, sizeof(ShardHeader::header_hash));
+      for (const auto& [begin, end] : shard.left_out()) {
+        add(begin);
+        add(end);
+      }
     }
     for (const auto& [name, share] : options_.sources[option].teachers) {
       if (several) {

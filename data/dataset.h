@@ -79,6 +79,7 @@ struct SourceStats {
   int64_t teacher_padding = 0; // tokens of padding in the teacher's sequences
   int64_t teacher_texts = 0; // documents with a text of the teacher's own
   int64_t cut_documents = 0; // those of them that are cut at the end, since a text is longer than its sequence
+  MaskedDocuments masked; // documents with a token that the teacher lacks (TokenLimits::Stream::masked)
   int64_t left_out_documents = 0; // those of them that are left out, since no token of the completion fits
 };
 
@@ -157,6 +158,7 @@ class Dataset : public BatchSource {
   struct Source {
     std::shared_ptr<const std::vector<Shard>> shards;
     size_t option = 0; // its place in options.sources
+    MaskedDocuments masked; // of all of its shards
     int64_t teacher = 0;
     std::vector<uint32_t> documents; // counted over all shards: those that this source has; empty: all
     double weight = 0;
@@ -198,7 +200,7 @@ class Dataset : public BatchSource {
     return options_.teachers.size() > 1 && options_.only_teacher < 0;
   }
   // The sources of one entry of the options: one, or one for each teacher that has documents there.
-  absl::Status add_sources(size_t option, std::vector<Shard> shards);
+  absl::Status add_sources(size_t option, std::vector<Shard> shards, const MaskedDocuments& masked);
   absl::Status plan_sources();
   void plan(Source& source, SourceStats& stats);
   void check_every_teacher(base::ProblemList& problems) const;

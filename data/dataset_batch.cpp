@@ -95,7 +95,7 @@ struct Dataset::SequenceBuilder {
     RETURN_IF_ERROR(shard.read_tokens(begin, absl::MakeSpan(stream)));
     for (int64_t i = 0; i < length; ++i) {
       student.tokens_S[at + i] = stream[i];
-      const bool has_target = i + 1 < readable && shard.in_loss(begin + i + 1);
+      const bool has_target = i + 1 < readable && shard.has_target(begin + i + 1);
       targets_S[at + i] = has_target ? stream[i + 1] : kIgnoreIndex;
     }
     return absl::OkStatus();
@@ -308,7 +308,7 @@ absl::Status Dataset::fill_concat(
       const Fragment next = fragment_of(source, plan, sequences.order[cut.entry + 1]);
       const DocumentPlace next_place = find(source, next.document);
       const int64_t token = next_place.shard->document_begin(next_place.document);
-      if (next.begin == 0 && next_place.shard->in_loss(token)) {
+      if (next.begin == 0 && next_place.shard->has_target(token)) {
         status.Update(next_place.shard->read_tokens(token, absl::MakeSpan(&sequence.targets_S[count - 1], 1)));
       }
     }

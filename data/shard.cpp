@@ -5,6 +5,8 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
+#include <algorithm>
+
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -195,6 +197,13 @@ absl::Status Shard::check_ids(const Stream& stream) const {
     RETURN_IF_ERROR(read(stream, begin, absl::MakeSpan(buffer.data(), count)));
   }
   return absl::OkStatus();
+}
+
+bool Shard::is_left_out(int64_t token) const {
+  const auto after = std::upper_bound(
+      left_out_.begin(), left_out_.end(), token,
+      [](int64_t value, const TokenRange& range) { return value < range.begin; });
+  return after != left_out_.begin() && token < std::prev(after)->end;
 }
 
 absl::Status Shard::verify() const {

@@ -46,9 +46,24 @@ class Shard {
   // Widens tokens [begin, begin + out.size()) into `out`. DataLoss names the file, the document, the position in it
   // and the id that is not below vocab_size.
   absl::Status read_tokens(int64_t begin, absl::Span<int64_t> out) const;
-  // Whether predicting this token counts in the loss. Always true without a loss mask.
+  // Whether predicting this token counts in the loss, as far as the file says. Always true without a loss mask.
   bool in_loss(int64_t token) const {
     return layout_.mask_at == 0 || bit(layout_.mask_at, token);
+  }
+  // Tokens [begin, end) of the file that are no targets of this run, although the file has them in the loss. Ascending,
+  // each within a document.
+  struct TokenRange {
+    int64_t begin = 0, end = 0;
+  };
+  void leave_out(std::vector<TokenRange> ranges) {
+    left_out_ = std::move(ranges);
+  }
+  const std::vector<TokenRange>& left_out() const {
+    return left_out_;
+  }
+  // Whether a token is a target: it is in the loss and was not left out.
+  bool has_target(int64_t token) const {
+    return in_loss(token) && (left_out_.empty() || !is_left_out(token));
   }
   bool has_teacher_stream() const {
     return layout_.teacher_offsets_at != 0;
@@ -109,12 +124,14 @@ class Shard {
   absl::Status read(const Stream& stream, int64_t begin, absl::Span<int64_t> out) const;
   absl::Status check_ids(const Stream& stream) const;
   absl::Status read_teacher_names();
+  bool is_left_out(int64_t token) const;
   absl::Status bad_token(const Stream& stream, int64_t token, int64_t id) const;
 
   base::MappedFile file_;
   ShardHeader header_;
   ShardLayout layout_;
   std::vector<std::string> teacher_names_;
+  std::vector<TokenRange> left_out_;
 };
 
 // Opens the shards of a data set: the file itself, or every *.dtok file of the folder in the order of their names. It

@@ -90,6 +90,40 @@ std::string message(const Shard& shard, const TokenLimits& limits, const Found& 
 
 } // namespace
 
+absl::StatusOr<MaskedDocuments> leave_out_masked(Shard& shard, const TokenLimits& limits) {
+  const std::vector<int64_t>& masked = limits.documents.masked;
+  MaskedDocuments found;
+  std::vector<Shard::TokenRange> ranges;
+  if (masked.empty() || masked.front() >= static_cast<int64_t>(shard.header().vocab_size)) {
+    return found;
+  }
+  std::vector<int64_t> block;
+  for (int64_t document = 0; document < shard.documents(); ++document) {
+    if (shard.teacher_length(document) > 0) {
+      continue;
+    }
+    const int64_t begin = shard.document_begin(document), end = shard.document_begin(document + 1);
+    int64_t first = end;
+    for (int64_t at = begin; at < end && first == end; at += kBlock) {
+      block.resize(static_cast<size_t>(std::min(kBlock, end - at)));
+      RETURN_IF_ERROR(shard.read_tokens(at, absl::MakeSpan(block)));
+      const auto is_masked = [&](int64_t id) { return std::binary_search(masked.begin(), masked.end(), id); };
+      const auto place = std::find_if(block.begin(), block.end(), is_masked);
+      first = place == block.end() ? end : at + (place - block.begin());
+    }
+    if (first == end) {
+      continue;
+    }
+    ranges.push_back({first, end});
+    ++found.documents;
+    for (int64_t token = std::max(first, begin + 1); token < end; ++token) {
+      found.targets += shard.in_loss(token) ? 1 : 0;
+    }
+  }
+  shard.leave_out(std::move(ranges));
+  return found;
+}
+
 absl::Status check_token_limits(const Shard& shard, const TokenLimits& limits) {
   base::ProblemList problems;
   const auto check = [&](bool of_teacher) -> absl::Status {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include <cstdint>
 #include <functional>
@@ -17,11 +17,22 @@ struct TokenLimits {
   struct Stream {
     int64_t rows = 0; // ids from here on have no row in a model; 0: not checked
     std::vector<int64_t> absent; // further ids, sorted: tokens that one of the models' tokenizers lacks
+    // Ids, sorted, that the teacher lacks, and that are no error: from such a token on a document has no targets.
+    std::vector<int64_t> masked;
   };
   Stream documents; // read by the student, and by the teacher where a document has no text of the teacher's own
   Stream teacher_texts;
   std::function<std::string(int64_t id)> token_text; // for messages; empty: not known
 };
+
+// What leave_out_masked() has left out of a shard.
+struct MaskedDocuments {
+  int64_t documents = 0;
+  int64_t targets = 0; // tokens in the loss of these documents that are no targets
+};
+// Leaves out of a shard's targets, in each document without a text of the teacher's own, the first token of
+// limits.documents.masked and all that follow. Reads the tokens only if the header allows such an id.
+absl::StatusOr<MaskedDocuments> leave_out_masked(Shard& shard, const TokenLimits& limits);
 
 // InvalidArgument: a document has a token that a model cannot read. The message has the file, the document, the token's
 // place, id and text, how many such tokens follow, and the remedy. Reads the tokens only if the header allows such an

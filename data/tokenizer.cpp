@@ -1,8 +1,6 @@
 #include "data/tokenizer.h"
 
-#include <absl/strings/escaping.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -10,7 +8,6 @@
 
 #include "data/added_tokens.h"
 #include "data/base/mapped_file.h"
-#include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 
 namespace distill::data {
@@ -198,10 +195,6 @@ Tokenizer parse(const Json& root, const std::string& file) {
   return out;
 }
 
-std::string quoted(const std::string& text) {
-  return absl::StrCat("\"", absl::Utf8SafeCEscape(text), "\"");
-}
-
 } // namespace
 
 absl::StatusOr<Tokenizer> read_tokenizer(const std::string& path) {
@@ -268,114 +261,6 @@ base::Digest Tokenizer::hash() const {
   }
   flush(0);
   return sha.finish();
-}
-
-namespace {
-
-constexpr int64_t kShown = 5;
-
-// Lists the ids whose texts differ, one on a line, up to kShown of them, and their number.
-std::string token_differences(const Tokenizer& teacher, const Tokenizer& student) {
-  std::vector<std::string> lines;
-  int64_t differences = 0;
-  const auto note = [&](int64_t id, const std::string& of_teacher, const std::string& of_student) {
-    if (++differences <= kShown) {
-      lines.push_back(absl::StrCat("  id ", id, ": teacher ", of_teacher, ", student ", of_student));
-    }
-  };
-  auto t = teacher.tokens.begin();
-  auto s = student.tokens.begin();
-  while (t != teacher.tokens.end() || s != student.tokens.end()) {
-    if (s == student.tokens.end() || (t != teacher.tokens.end() && t->first < s->first)) {
-      note(t->first, quoted(t->second), "has no such id");
-      ++t;
-    } else if (t == teacher.tokens.end() || s->first < t->first) {
-      note(s->first, "has no such id", quoted(s->second));
-      ++s;
-    } else {
-      if (t->second != s->second) {
-        note(t->first, quoted(t->second), quoted(s->second));
-      }
-      ++t;
-      ++s;
-    }
-  }
-  if (differences > kShown) {
-    lines.push_back(absl::StrCat("  and ", differences - kShown, " more"));
-  }
-  return absl::StrJoin(lines, "\n");
-}
-
-std::string merge_difference(const Tokenizer& teacher, const Tokenizer& student) {
-  const auto text = [](const Tokenizer& tokenizer, size_t rank) {
-    return rank < tokenizer.merges.size()
-        ? absl::StrCat(quoted(tokenizer.merges[rank].first), " + ", quoted(tokenizer.merges[rank].second))
-        : absl::StrCat("has ", tokenizer.merges.size(), " merges");
-  };
-  size_t rank = 0;
-  while (rank < std::min(teacher.merges.size(), student.merges.size()) &&
-         teacher.merges[rank] == student.merges[rank]) {
-    ++rank;
-  }
-  return absl::StrCat("  merge ", rank, ": teacher ", text(teacher, rank), ", student ", text(student, rank));
-}
-
-// The ids of `some`'s added tokens that `other` does not have, if its texts are not there either.
-std::vector<int64_t> tokens_without(const Tokenizer& some, const Tokenizer& other) {
-  std::vector<std::string> texts;
-  std::transform(other.tokens.begin(), other.tokens.end(), std::back_inserter(texts), [](const auto& token) {
-    return token.second;
-  });
-  std::sort(texts.begin(), texts.end());
-  std::vector<int64_t> ids;
-  for (const AddedToken& added : some.added) {
-    const auto at = std::lower_bound(
-        other.tokens.begin(), other.tokens.end(), added.id,
-        [](const auto& token, int64_t id) { return token.first < id; });
-    const bool has_id = at != other.tokens.end() && at->first == added.id;
-    if (!has_id && !std::binary_search(texts.begin(), texts.end(), added.text)) {
-      ids.push_back(added.id);
-    }
-  }
-  std::sort(ids.begin(), ids.end());
-  return ids;
-}
-
-} // namespace
-
-absl::StatusOr<OneSidedTokens> compare_tokenizers(const Tokenizer& teacher, const Tokenizer& student) {
-  base::ProblemList problems;
-  const OneSidedTokens one_sided{tokens_without(teacher, student), tokens_without(student, teacher)};
-  const auto component = [&](const char* name, const std::string& of_teacher, const std::string& of_student) {
-    if (of_teacher != of_student) {
-      problems.add(absl::StrCat("  ", name, ": teacher ", of_teacher, ", student ", of_student));
-    }
-  };
-  component("model.type", teacher.model, student.model);
-  const auto differing = [](const Tokenizer& of, const std::vector<int64_t>& allowed) {
-    std::vector<std::pair<int64_t, std::string>> left;
-    std::copy_if(of.tokens.begin(), of.tokens.end(), std::back_inserter(left), [&](const auto& token) {
-      return !std::binary_search(allowed.begin(), allowed.end(), token.first);
-    });
-    return left;
-  };
-  if (differing(teacher, one_sided.teacher) != differing(student, one_sided.student)) {
-    problems.add(token_differences(teacher, student));
-  }
-  if (teacher.merges != student.merges) {
-    problems.add(merge_difference(teacher, student));
-  }
-  if (teacher.scores != student.scores) {
-    problems.add("  model.vocab: the scores differ");
-  }
-  component("model", teacher.model_options, student.model_options);
-  component("normalizer", teacher.normalizer, student.normalizer);
-  component("pre_tokenizer", teacher.pre_tokenizer, student.pre_tokenizer);
-  if (problems.empty()) {
-    return one_sided;
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "teacher and student have different tokenizers: ", teacher.path, " and ", student.path, "\n", problems.text()));
 }
 
 } // namespace distill::data

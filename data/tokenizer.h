@@ -46,15 +46,4 @@ struct Tokenizer {
 // found.
 absl::StatusOr<Tokenizer> read_tokenizer(const std::string& path);
 
-// Added tokens that one of two tokenizers has and the other lacks, with ids that mean nothing in the other one. Sorted.
-struct OneSidedTokens {
-  std::vector<int64_t> teacher; // ids that the student's tokenizer lacks
-  std::vector<int64_t> student; // ids that the teacher's lacks
-};
-
-// InvalidArgument unless both turn every text without one-sided tokens into the same ids with the same meaning; the
-// message lists the first tokens (id and both texts), merges or components that differ. The padding of the models'
-// vocabularies does not matter, since it is not part of a tokenizer.
-absl::StatusOr<OneSidedTokens> compare_tokenizers(const Tokenizer& teacher, const Tokenizer& student);
-
 } // namespace distill::data

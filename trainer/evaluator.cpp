@@ -8,6 +8,43 @@
 
 namespace distill::trainer {
 
+namespace {
+
+// Adds the probability that each teacher gave to tokens which have no part in the loss, and that of all together.
+template <typename Tokens>
+void add_dropped_mass(
+    MicroBatchRunner& micro, const sharding::Mesh& mesh, const Tokens& tokens_T, EvaluationResult& result) {
+  double all = 0;
+  bool is_known = false;
+  for (int64_t i = 0; i < micro.teachers(); ++i) {
+    DroppedMass& mass = micro.dropped_mass(i);
+    at::Tensor sum = mass.take_sum();
+    const auto tokens = static_cast<double>(tokens_T[static_cast<size_t>(i)]);
+    if (!sum.defined() || tokens == 0) {
+      continue;
+    }
+    if (mesh.world != nullptr) {
+      mesh.world->all_reduce(sum);
+    }
+    const auto total = sum.item<double>();
+    all += total;
+    is_known = true;
+    if (static_cast<size_t>(i) < result.teachers.size()) {
+      result.teachers[static_cast<size_t>(i)].means.teacher_dropped_mass = total / tokens;
+    }
+    if (mesh.is_main()) {
+      metrics::log_info(absl::StrFormat(
+          "the teacher's mean probability of its %d tokens that have no part in the loss: %.4g", mass.size(),
+          total / tokens));
+    }
+  }
+  if (is_known && result.means.valid_tokens > 0) {
+    result.means.teacher_dropped_mass = all / static_cast<double>(result.means.valid_tokens);
+  }
+}
+
+} // namespace
+
 absl::StatusOr<EvaluationResult> evaluate_dataset(
     MicroBatchRunner& micro, const std::shared_ptr<const data::Dataset>& data, int64_t micro_batch_size,
     int64_t max_batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks, bool on_policy) {
@@ -50,20 +87,6 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   if (mesh.world != nullptr) {
     mesh.world->all_reduce(sums_TM);
   }
-  if (OneSidedMass& mass = micro.one_sided_mass(); !mass.empty()) {
-    at::Tensor sum = mass.take_sum();
-    if (sum.defined() && valid_tokens > 0) {
-      if (mesh.world != nullptr) {
-        mesh.world->all_reduce(sum);
-      }
-      result.teacher_only_mass = sum.item<double>() / static_cast<double>(valid_tokens);
-      if (mesh.is_main()) {
-        metrics::log_info(absl::StrFormat(
-            "the teacher's mean probability of the %d tokens that the student's tokenizer lacks: %.4g", mass.size(),
-            *result.teacher_only_mass));
-      }
-    }
-  }
   const auto sums = sums_to_host(sums_TM);
   std::vector<metrics::TeacherSums> of_teachers;
   for (size_t i = 0; i < sums.size(); ++i) {
@@ -71,6 +94,7 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   }
   result.means = metrics::loss_means(metrics::sum_of(of_teachers), valid_tokens, micro.evaluation_quality());
   result.teachers = metrics::means_of_teachers(data->options().teachers, of_teachers);
+  add_dropped_mass(micro, mesh, tokens_T, result);
   return result;
 }
 

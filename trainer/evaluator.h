@@ -20,9 +20,6 @@ struct EvaluationResult {
   // Means over all valid tokens: the same numbers that training reports for the same tokens. NaN if there are none.
   metrics::LossMeans means;
   std::vector<metrics::TeacherMeans> teachers; // of several teachers, the means of each
-  // Mean probability that the teacher puts on tokens that the student's tokenizer lacks, at temperature 1; nullopt:
-  // there are none, or the teacher's hidden states are not known. Rank 0 writes it into the log.
-  std::optional<double> teacher_only_mass;
   int64_t samples = 0;
   bool interrupted = false; // a rank was asked to stop; the means cover the samples so far
 };

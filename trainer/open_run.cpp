@@ -8,6 +8,7 @@
 #include "trainer/config/teachers.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
+#include "trainer/dropped_mass_check.h"
 #include "trainer/float8_gate/gate.h"
 #include "trainer/run_folder/sessions.h"
 #include "trainer/setup/join_ranks.h"
@@ -92,7 +93,11 @@ absl::Status load(PreparedRun prepared, OpenedRun& run, StartNotes& notes) {
       environment.device, run.models->student->config(),
       inputs.teachers.flops(shape.teacher_seq_len(), inputs.train_data->teacher_shares()), config.data.seq_len,
       shape.teacher_seq_len(), config.train.global_batch_size * config.data.seq_len, mesh.world_size);
-  run.step->micro_batches().watch_teacher_tokens(std::move(inputs.teacher_tokens));
+  const bool has_text = inputs.eval_data != nullptr || !config.data.train.empty(); // else the first round is judged
+  RETURN_IF_ERROR(
+      has_text ? check_dropped_mass(
+                     config, run.step->micro_batches(), inputs.eval_data ? inputs.eval_data : inputs.train_data, mesh)
+               : absl::OkStatus());
   run.data = std::make_unique<TrainingData>(std::move(inputs.train_data));
   run.eval_data = std::move(inputs.eval_data);
   if (inputs.onpolicy) {

@@ -131,9 +131,6 @@ absl::StatusOr<std::optional<RoundCheck>> check_round(
   batch->on_policy = true;
   at::Tensor sums_TM = micro.zero_sums(), tokens_MN;
   micro.evaluate(*batch, sums_TM, &tokens_MN);
-  if (!micro.one_sided_mass().empty()) {
-    micro.one_sided_mass().take_sum(); // which is an evaluation's
-  }
   if (mesh.world != nullptr) {
     mesh.world->all_reduce(sums_TM);
   }
@@ -148,6 +145,13 @@ absl::StatusOr<std::optional<RoundCheck>> check_round(
   check.means = metrics::loss_means(
       sums_to_host(sums_TM)[static_cast<size_t>(batch->teacher_number)],
       sharding::sum_over_ranks(mesh, batch->valid_tokens), micro.evaluation_quality(batch->teacher_number));
+  if (at::Tensor dropped = micro.dropped_mass(batch->teacher_number).take_sum();
+      dropped.defined() && check.means.valid_tokens > 0) {
+    if (mesh.world != nullptr) {
+      mesh.world->all_reduce(dropped);
+    }
+    check.means.teacher_dropped_mass = dropped.item<double>() / static_cast<double>(check.means.valid_tokens);
+  }
   check.own_logprob = -check.means.metrics[losses::kHard];
   check.engine_logprob = NAN;
   absl::Status status;

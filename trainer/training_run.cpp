@@ -4,6 +4,7 @@
 
 #include "data/base/status_macros.h"
 #include "trainer/device/device_hooks.h"
+#include "trainer/dropped_mass_check.h"
 #include "trainer/evaluator.h"
 #include "trainer/metrics/log.h"
 #include "trainer/metrics/trace.h"
@@ -190,6 +191,7 @@ absl::StatusOr<std::optional<onpolicy::Round>> TrainingRun::write_round() {
     opened_.rounds->reject(round->position);
     return absl::Status(verdict.code(), absl::StrCat(name, std::string(verdict.message())));
   }
+  RETURN_IF_ERROR(judge_dropped_mass(config_, check->means.teacher_dropped_mass)); // the same on all ranks
   RETURN_IF_ERROR(sharding::agree(
       mesh_, mesh_.is_main() ? record_check(*opened_.rounds, *round, *check, journal_) : absl::OkStatus()));
   return round;

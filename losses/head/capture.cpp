@@ -23,6 +23,7 @@ LinearHeadInputs as_head(const CaptureInputs& in) {
   head.weight_VH = in.weight_VG;
   head.bias_V = in.bias_V;
   head.vocab_size = in.vocab_size;
+  head.columns = in.columns;
   head.meta_device = in.meta_device;
   return head;
 }
@@ -41,13 +42,14 @@ class Capture {
     TORCH_CHECK(plan.ok(), std::string(plan.status().message()));
     chunk_rows_ = plan->logits_rows.front(); // without gradients all chunks are equal
     kernels_ = kernel_device(in.hidden_NG, in.meta_device);
-    vocab_ = effective_vocab(as_head(in));
+    columns_ = effective_columns(as_head(in));
+    vocab_ = count_columns(columns_);
     const at::ScalarType compute = compute_type(in.hidden_NG.scalar_type());
     hidden_NG_ = readable_by_products(in.hidden_NG);
-    weight_VG_ = readable_by_products(in.weight_VG).narrow(0, 0, vocab_);
+    weight_VG_ = readable_by_products(in.weight_VG);
     Scratch scratch(at::empty({plan->arena_bytes}, in.hidden_NG.options().dtype(at::kByte)));
     if (in.bias_V.defined()) {
-      bias_V_ = in.bias_V.narrow(0, 0, vocab_).contiguous();
+      bias_V_ = take_columns(in.bias_V, columns_).contiguous();
       if (bias_V_.scalar_type() != compute) {
         bias_V_ = scratch.matrix(1, vocab_, compute).squeeze(0).copy_(bias_V_);
       }
@@ -62,7 +64,13 @@ class Capture {
     for (int64_t begin = 0; begin < tokens; begin += chunk_rows_) {
       const int64_t count = std::min(chunk_rows_, tokens - begin);
       const at::Tensor logits_RV = logits_CV_.narrow(0, 0, count);
-      logits_product(kernels_, logits_RV, hidden_NG_.narrow(0, begin, count), weight_VG_);
+      int64_t first = 0;
+      for (const auto& [from, to] : columns_) {
+        logits_product(
+            kernels_, logits_RV.narrow(1, first, to - from), hidden_NG_.narrow(0, begin, count),
+            weight_VG_.narrow(0, from, to - from));
+        first += to - from;
+      }
       apply_bias_and_softcap(logits_RV, bias_V_, in_.softcap);
       body(begin, count, logits_RV, entries_CK_.narrow(0, 0, count));
     }
@@ -71,6 +79,10 @@ class Capture {
   int64_t vocab() const {
     return vocab_;
   }
+  // The ids of columns.
+  at::Tensor ids(const at::Tensor& columns) const {
+    return columns_ == ColumnRanges{{0, vocab_}} ? columns : ids_of_columns(columns, columns_);
+  }
   c10::DeviceType kernels() const {
     return kernels_;
   }
@@ -78,7 +90,8 @@ class Capture {
  private:
   const CaptureInputs& in_;
   int64_t chunk_rows_ = 0;
-  int64_t vocab_ = 0;
+  ColumnRanges columns_;
+  int64_t vocab_ = 0; // how many
   c10::DeviceType kernels_ = c10::kCPU;
   at::Tensor hidden_NG_;
   at::Tensor weight_VG_;
@@ -125,6 +138,7 @@ TopK capture_topk(const CaptureInputs& in, int64_t k, const ChunkOptions& chunks
     run_topk_log_probs(rows, teacher, in.temperature, out.tail_N.narrow(0, begin, count), capture.kernels());
     out.log_probs_NK.narrow(0, begin, count).copy_(entries_RK);
   });
+  out.ids_NK = capture.ids(out.ids_NK);
   return out;
 }
 
@@ -153,6 +167,7 @@ Samples capture_samples(
         logits_RV, keys.narrow(0, begin, count), in.temperature, options, out.ids_NS.narrow(0, begin, count),
         out.weights_NS.narrow(0, begin, count));
   });
+  out.ids_NS = capture.ids(out.ids_NS);
   return out;
 }
 

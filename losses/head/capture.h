@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "losses/head/chunk_policy.h"
+#include "losses/head/columns.h"
 #include "losses/rows/capture_dispatch.h"
 
 // These functions make top-k and samples of a teacher's predictions, which a cache stores instead of hidden states. The
@@ -16,6 +17,7 @@ struct CaptureInputs {
   at::Tensor weight_VG; // the same dtype
   at::Tensor bias_V; // undefined: none; the same dtype
   int64_t vocab_size = 0; // columns that exist; 0: all rows of the weight
+  ColumnRanges columns; // the rows that are columns, where they are not the first ones; ids are those of rows
   double softcap = 0; // 0: off
   double temperature = 1; // p = softmax(logits / temperature): the temperature of the losses that use the result
   c10::DeviceType meta_device = c10::DeviceType::CUDA; // see LinearHeadInputs

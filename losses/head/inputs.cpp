@@ -156,12 +156,19 @@ bool gathers_rows(const LinearHeadInputs& in) {
   return in.valid_tokens >= 0 && in.valid_tokens < in.hidden_NH.size(0);
 }
 
-int64_t effective_vocab(const LinearHeadInputs& in) {
+ColumnRanges effective_columns(const LinearHeadInputs& in) {
+  if (!in.columns.empty()) {
+    return in.columns;
+  }
   if (in.vocab_size > 0) {
-    return in.vocab_size;
+    return {{0, in.vocab_size}};
   }
   const int64_t student = in.weight_VH.size(0);
-  return in.teacher_hidden_NG.defined() ? std::min(student, in.teacher_weight_VG.size(0)) : student;
+  return {{0, in.teacher_hidden_NG.defined() ? std::min(student, in.teacher_weight_VG.size(0)) : student}};
+}
+
+int64_t effective_vocab(const LinearHeadInputs& in) {
+  return count_columns(effective_columns(in));
 }
 
 void check_linear_head(const LinearHeadInputs& in, const LossOptions& options, const LinearHeadGrads* grads) {
@@ -199,6 +206,10 @@ void check_linear_head(const LinearHeadInputs& in, const LossOptions& options, c
   TORCH_CHECK(
       in.vocab_size <= widest, "vocab_size: expected at most the rows of both lm_heads, ", widest, ", found ",
       in.vocab_size);
+  TORCH_CHECK(in.columns.empty() || in.vocab_size == 0, "columns and vocab_size are both given");
+  TORCH_CHECK(
+      are_columns(in.columns, widest), "columns: expected ascending ranges of the rows of both lm_heads, ", widest,
+      ", found ", in.columns.size(), " ranges, the last up to ", in.columns.empty() ? 0 : in.columns.back().end);
   TORCH_CHECK(effective_vocab(in) > 0, "weight_VH: expected at least one vocabulary row");
   TORCH_CHECK(
       in.valid_tokens >= -1 && in.valid_tokens <= tokens, "valid_tokens: expected at most ", tokens,

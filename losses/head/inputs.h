@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "losses/head/columns.h"
 #include "losses/options.h"
 #include "losses/teacher_kind.h"
 
@@ -31,6 +32,9 @@ struct LinearHeadInputs {
   at::Tensor targets_N; // int64, kIgnoreIndex: no loss; undefined: every token counts and there is no hard loss
   at::Tensor token_weights_N; // fp32 (fp64 for fp64 inputs), undefined: 1
   int64_t vocab_size = 0; // columns that exist on both sides; the rest have probability 0. 0: min of both V
+  // The rows of both lm_heads that are the columns, where they are not the first vocab_size ones (which is then 0).
+  // Targets and ids of a teacher are ids of rows; each must have a column.
+  ColumnRanges columns;
   int64_t valid_tokens = -1; // how many targets are not kIgnoreIndex, where known: only those are computed. A
                              // wrong count is an error (on CUDA a device-side assertion: the host is never asked)
   c10::DeviceType meta_device = c10::DeviceType::CUDA; // for meta tensors: the device type whose allocations are made,
@@ -52,7 +56,8 @@ void check_linear_head(const LinearHeadInputs& inputs, const LossOptions& option
 // Returns which kind of teacher the inputs give.
 TeacherKind teacher_kind(const LinearHeadInputs& inputs);
 
-// Returns the number of columns that exist on both sides.
+// Returns the rows that are columns on both sides, and their number.
+ColumnRanges effective_columns(const LinearHeadInputs& inputs);
 int64_t effective_vocab(const LinearHeadInputs& inputs);
 
 // Returns fp32 (fp64 for fp64 inputs), unless bf16 is asked for and both sides are bf16.

@@ -29,6 +29,7 @@ class HeadRun {
   void backward(int64_t begin, int64_t count);
   void zero_unwritten_gradients();
   int64_t next_group(int64_t begin) const;
+  void logits(const at::Tensor& logits_RV, const at::Tensor& hidden, const at::Tensor& weight_VH) const;
   at::Tensor tokens_of(const at::Tensor& source, int64_t begin, int64_t count, const at::Tensor& gathered) const;
 
   const LinearHeadInputs& in_;
@@ -36,14 +37,16 @@ class HeadRun {
   LinearHeadGrads* grads_;
   ChunkPlan plan_;
   c10::DeviceType kernels_; // the device type whose kernels run (losses/meta_device.h)
-  int64_t vocab_;
+  ColumnRanges columns_; // the rows of both lm_heads that are columns
+  int64_t vocab_; // how many
   int64_t num_tokens_; // computed tokens: all, or those that are not ignored
   at::Tensor index_; // positions of the computed tokens; undefined: all tokens are computed
   at::Tensor targets_; // of the computed tokens, contiguous
   at::Tensor token_weights_;
   at::Tensor tail_; // of all tokens, contiguous
+  at::Tensor ids_NK_; // columns of a top-k or sampled teacher, of all tokens
   at::Tensor hidden_NH_;
-  at::Tensor weight_VH_; // the vocab_ rows that exist on both sides
+  at::Tensor weight_VH_; // all rows
   at::Tensor teacher_hidden_NG_;
   at::Tensor teacher_weight_VG_;
   at::Tensor student_bias_;
@@ -80,24 +83,26 @@ HeadRun::HeadRun(
       grads_(grads),
       plan_(plan),
       kernels_(kernel_device(in.hidden_NH, in.meta_device)),
-      vocab_(effective_vocab(in)),
+      columns_(effective_columns(in)),
+      vocab_(count_columns(columns_)),
       num_tokens_(in.hidden_NH.size(0)),
       scratch_(arena.narrow(0, 0, plan.arena_bytes)) {
   targets_ = contiguous_or_undefined(in.targets_N);
   token_weights_ = contiguous_or_undefined(in.token_weights_N);
   tail_ = contiguous_or_undefined(in.tail_N);
   hidden_NH_ = readable_by_products(in.hidden_NH);
-  weight_VH_ = readable_by_products(in.weight_VH).narrow(0, 0, vocab_);
+  weight_VH_ = readable_by_products(in.weight_VH);
   const at::ScalarType dtype = in.hidden_NH.scalar_type();
   if (in.teacher_hidden_NG.defined()) {
     teacher_hidden_NG_ = readable_by_products(in.teacher_hidden_NG);
-    teacher_weight_VG_ = readable_by_products(in.teacher_weight_VG).narrow(0, 0, vocab_);
+    teacher_weight_VG_ = readable_by_products(in.teacher_weight_VG);
   }
-  const auto bias = [&](const at::Tensor& tensor) {
+  const auto bias = [&](const at::Tensor& whole) {
+    const at::Tensor tensor = take_columns(whole, columns_);
     if (!tensor.defined() || tensor.scalar_type() == bias_type(in, options)) {
       return contiguous_or_undefined(tensor);
     }
-    return scratch_.matrix(1, vocab_, bias_type(in, options)).squeeze(0).copy_(tensor.narrow(0, 0, vocab_));
+    return scratch_.matrix(1, vocab_, bias_type(in, options)).squeeze(0).copy_(tensor);
   };
   student_bias_ = bias(in.bias_V);
   teacher_bias_ = bias(in.teacher_bias_V);
@@ -120,12 +125,17 @@ HeadRun::HeadRun(
       }
     }
   }
+  if (columns_ != ColumnRanges{{0, vocab_}}) {
+    targets_ = targets_.defined() ? columns_of_ids(targets_, columns_) : targets_;
+  }
   if (grads != nullptr) {
     gradient_ = scratch_.matrix(plan.gradient_rows, vocab_, dtype); // the last one: see cut_chunk()
   }
   const at::TensorOptions numbers = in.hidden_NH.options().dtype(compute_type(dtype));
   metrics_ = at::empty({kNumTokenMetrics, num_tokens_}, numbers);
   if (is_sparse(teacher_kind(in))) {
+    ids_NK_ = in.topk_ids_NK.defined() ? in.topk_ids_NK : in.sample_ids_NS;
+    ids_NK_ = columns_ == ColumnRanges{{0, vocab_}} ? ids_NK_ : columns_of_ids(ids_NK_, columns_);
     saved_ = at::empty({kNumSavedValues, num_tokens_}, numbers);
   }
 }
@@ -159,8 +169,16 @@ void HeadRun::cut_chunk(int64_t count, int64_t offset) {
     }
   }
   if (is_sparse(teacher_kind(in_))) {
-    const at::Tensor& ids = in_.topk_ids_NK.defined() ? in_.topk_ids_NK : in_.sample_ids_NS;
-    entry_logits_ = scratch_.chunk_matrix(count, ids.size(1), compute_type(dtype));
+    entry_logits_ = scratch_.chunk_matrix(count, ids_NK_.size(1), compute_type(dtype));
+  }
+}
+
+// Computes the logits of the columns, range by range.
+void HeadRun::logits(const at::Tensor& logits_RV, const at::Tensor& hidden, const at::Tensor& weight_VH) const {
+  int64_t first = 0;
+  for (const auto& [begin, end] : columns_) {
+    logits_product(kernels_, logits_RV.narrow(1, first, end - begin), hidden, weight_VH.narrow(0, begin, end - begin));
+    first += end - begin;
   }
 }
 
@@ -174,12 +192,12 @@ void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
   rows.gradient_RV = tokens_or_undefined(gradient_, offset, count);
   rows.student_RV = student_logits_.defined() ? student_logits_ : rows.gradient_RV;
   rows.student_bias_V = student_bias_;
-  logits_product(kernels_, rows.student_RV, hidden, weight_VH_);
+  logits(rows.student_RV, hidden, weight_VH_);
   if (teacher_logits_.defined()) {
     const at::Tensor teacher_hidden = tokens_of(teacher_hidden_NG_, begin, count, teacher_hidden_);
     rows.teacher_RV = teacher_logits_;
     rows.teacher_bias_V = teacher_bias_;
-    logits_product(kernels_, rows.teacher_RV, teacher_hidden, teacher_weight_VG_);
+    logits(rows.teacher_RV, teacher_hidden, teacher_weight_VG_);
   }
   rows.targets_R = tokens_or_undefined(targets_, begin, count);
   rows.token_weights_R = tokens_or_undefined(token_weights_, begin, count);
@@ -196,7 +214,7 @@ void HeadRun::logits_and_rows(int64_t begin, int64_t count, int64_t offset) {
 SparseTensors HeadRun::sparse_teacher(int64_t begin, int64_t count) const {
   const bool topk = in_.topk_ids_NK.defined();
   SparseTensors teacher;
-  teacher.ids_NK = topk ? in_.topk_ids_NK : in_.sample_ids_NS;
+  teacher.ids_NK = ids_NK_;
   teacher.values_NK = topk ? in_.topk_log_probs_NK : in_.sample_weights_NS;
   teacher.tail_N = tail_;
   if (index_.defined()) {
@@ -217,29 +235,45 @@ void HeadRun::backward(int64_t begin, int64_t count) {
   if (grads_->hidden_NH.defined()) {
     at::Tensor hidden_gradient =
         gathers ? hidden_gradient_.narrow(0, 0, count) : grads_->hidden_NH.narrow(0, begin, count);
-    hidden_gradient_product(kernels_, hidden_gradient, gradient, weight_VH_, grads_->grad_scale);
+    int64_t first = 0;
+    for (const auto& [from, to] : columns_) {
+      hidden_gradient_product(
+          kernels_, hidden_gradient, gradient.narrow(1, first, to - from), weight_VH_.narrow(0, from, to - from),
+          grads_->grad_scale, /*accumulates=*/first > 0);
+      first += to - from;
+    }
     if (gathers) {
       grads_->hidden_NH.index_copy_(0, index_.narrow(0, begin, count), hidden_gradient);
     }
   }
   const bool accumulates = grads_->accumulate || begin > 0;
   if (grads_->weight_VH.defined()) {
-    weight_gradient_product(
-        kernels_, grads_->weight_VH.narrow(0, 0, vocab_), gradient, hidden, grads_->grad_scale, accumulates);
+    int64_t first = 0;
+    for (const auto& [from, to] : columns_) {
+      weight_gradient_product(
+          kernels_, grads_->weight_VH.narrow(0, from, to - from), gradient.narrow(1, first, to - from), hidden,
+          grads_->grad_scale, accumulates);
+      first += to - from;
+    }
   }
   if (grads_->bias_V.defined()) {
     bias_gradient_sum(kernels_, bias_gradient_, gradient);
-    at::Tensor bias = grads_->bias_V.narrow(0, 0, vocab_);
-    if (accumulates) {
-      bias.add_(bias_gradient_, grads_->grad_scale);
-    } else {
-      bias.copy_(bias_gradient_).mul_(grads_->grad_scale);
+    int64_t first = 0;
+    for (const auto& [from, to] : columns_) {
+      at::Tensor bias = grads_->bias_V.narrow(0, from, to - from);
+      const at::Tensor sum = bias_gradient_.narrow(0, first, to - from);
+      if (accumulates) {
+        bias.add_(sum, grads_->grad_scale);
+      } else {
+        bias.copy_(sum).mul_(grads_->grad_scale);
+      }
+      first += to - from;
     }
   }
 }
 
 // Zeroes the parts of the gradients that no product writes: hidden states of tokens that are left out, and, where the
-// weight gradient is written and not accumulated, vocabulary rows beyond vocab_ (all of them where there is no token).
+// weight gradient is written and not accumulated, the rows that are no columns (all of them where there is no token).
 void HeadRun::zero_unwritten_gradients() {
   if (grads_->hidden_NH.defined() && (index_.defined() || num_tokens_ == 0)) {
     grads_->hidden_NH.zero_();
@@ -247,11 +281,17 @@ void HeadRun::zero_unwritten_gradients() {
   if (grads_->accumulate) {
     return;
   }
-  const int64_t written = num_tokens_ > 0 ? vocab_ : 0;
+  const ColumnRanges written = num_tokens_ > 0 ? columns_ : ColumnRanges();
   for (const at::Tensor& gradient : {grads_->weight_VH, grads_->bias_V}) {
-    if (gradient.defined()) {
-      gradient.narrow(0, written, gradient.size(0) - written).zero_();
+    if (!gradient.defined()) {
+      continue;
     }
+    int64_t last = 0;
+    for (const auto& [begin, end] : written) {
+      gradient.narrow(0, last, begin - last).zero_();
+      last = end;
+    }
+    gradient.narrow(0, last, gradient.size(0) - last).zero_();
   }
 }
 

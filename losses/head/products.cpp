@@ -45,15 +45,15 @@ void logits_product(
 
 void hidden_gradient_product(
     c10::DeviceType kernels, at::Tensor out_RH, const at::Tensor& gradient_RV, const at::Tensor& weight_VH,
-    double scale) {
+    double scale, bool accumulates) {
   if (only_plans_for_cuda(kernels, gradient_RV)) {
     return;
   }
   if (kernels == at::kCUDA || gradient_RV.scalar_type() != at::kBFloat16) {
-    at::addmm_out(out_RH, out_RH, gradient_RV, weight_VH, /*beta=*/0, /*alpha=*/scale);
+    at::addmm_out(out_RH, out_RH, gradient_RV, weight_VH, /*beta=*/accumulates ? 1 : 0, /*alpha=*/scale);
     return;
   }
-  at::Tensor sum = at::zeros(out_RH.sizes(), out_RH.options().dtype(at::kFloat));
+  at::Tensor sum = accumulates ? out_RH.to(at::kFloat) : at::zeros(out_RH.sizes(), out_RH.options().dtype(at::kFloat));
   for_vocabulary_blocks(weight_VH.size(0), [&](int64_t begin, int64_t count) {
     sum.addmm_(
         gradient_RV.narrow(1, begin, count).to(at::kFloat), weight_VH.narrow(0, begin, count).to(at::kFloat),

@@ -12,10 +12,10 @@ namespace distill::losses {
 void logits_product(
     c10::DeviceType kernels, at::Tensor logits_RV, const at::Tensor& hidden_RH, const at::Tensor& weight_VH);
 
-// Computes out_RH = scale * gradient_RV weight_VH.
+// Computes out_RH = scale * gradient_RV weight_VH, plus the old out_RH where it `accumulates`.
 void hidden_gradient_product(
     c10::DeviceType kernels, at::Tensor out_RH, const at::Tensor& gradient_RV, const at::Tensor& weight_VH,
-    double scale);
+    double scale, bool accumulates);
 
 // Computes sum_VH = scale * gradient_RV^T hidden_RH, plus the old sum_VH where it `accumulates`, which otherwise
 // is never read. sum: fp32, or fp64 for fp64 operands.

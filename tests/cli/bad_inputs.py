@@ -181,8 +181,9 @@ OVERRIDES = [
     Row("unknown way to gather", ["parallel.gather", "one of auto, copy, nccl"], args=dry_run("parallel.gather=ring")),
     Row("timeout of nothing", ["parallel.timeout_s", "found 0"], args=dry_run("parallel.timeout_s=0")),
     Row("memory cap too small for one token", ["memory_cap_mb"],
-        lambda job: [tiny_job.write_model(job / name, {**tiny_job.MODEL, "vocab_size": 400_000, "hidden_size": 4,
-                                                   "intermediate_size": 4, "head_dim": 2})
+        lambda job: [[tiny_job.write_model(job / name, {**tiny_job.MODEL, "vocab_size": 400_000, "hidden_size": 4,
+                                                    "intermediate_size": 4, "head_dim": 2}),
+                      (job / name / "tokenizer.json").unlink()] # its tokens alone would fit
                      for name in ("student", "teacher")],
         args=dry_run("loss.memory_cap_mb=1")),
 ]
@@ -461,9 +462,9 @@ def tokenizer_file(path, edit):
     return change
 
 
-def swap_two(value):
+def rename_token(value):
     vocab = value["model"]["vocab"]
-    vocab["t7"], vocab["t9"] = 9, 7
+    vocab["x9"] = vocab.pop("t9")
 
 
 PLANS = [
@@ -515,8 +516,10 @@ PLANS = [
 ]
 
 TOKENIZERS = [
-    Row("tokens that differ", ["student/tokenizer.json", "teacher/tokenizer.json", "id 7", "\"t9\""],
-        tokenizer_file("student", swap_two)),
+    Row("tokens that differ", ["student/tokenizer.json", "teacher/tokenizer.json", "has 63 of the teacher's 64 tokens",
+        "9 (\"t9\")"], tokenizer_file("student", rename_token)),
+    Row("missing tokens in concatenated documents", ["teacher.missing_tokens", "data.packing: concat"],
+        args=dry_run("teacher.missing_tokens=mask", "data.packing=concat")),
     Row("merges that differ", ["merge 0"],
         tokenizer_file("teacher", lambda value: value["model"]["merges"].append("t1 t2"))),
     Row("normalizers that differ", ["normalizer", "NFC"],

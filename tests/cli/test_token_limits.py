@@ -121,7 +121,8 @@ def test_a_token_of_the_teacher_alone_is_refused_although_both_models_have_rows(
 
 @pytest.mark.parametrize("student_rows", [tiny_job.VOCAB, 80])
 def test_the_teachers_mass_on_tokens_that_the_student_lacks_is_reported(distill, place, student_rows):
-    """Of tokens beyond the student's rows, and of tokens within the rows of padded embeddings."""
+    """Of tokens beyond the student's rows, and of tokens within the rows of padded embeddings; rows without a token are
+    no part of any distribution."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -135,24 +136,31 @@ def test_the_teachers_mass_on_tokens_that_the_student_lacks_is_reported(distill,
     masses = []
     for ids in documents:
         logits = model(torch.tensor([ids])).logits[0, :-1].detach().double()
-        # A token of neither side, in the padding beyond the student's rows, is no part of any distribution.
-        known = [*range(student_rows), PAD["id"], THINK["id"]] if student_rows < 80 else range(80)
-        masses += logits[:, sorted(set(known))].softmax(-1)[:, [PAD["id"], THINK["id"]]].sum(-1).tolist()
+        known = [*range(tiny_job.VOCAB), PAD["id"], THINK["id"]]
+        masses += logits[:, known].softmax(-1)[:, -2:].sum(-1).tolist()
     for command in (("eval", "--config", "config.yaml"), ("--config", "config.yaml", "--set", "eval.every=1")):
         done = distill(place, *command)
         assert done.returncode == 0, done.stderr
         found = re.search(
-            r"mean probability of the 2 tokens that the student's tokenizer lacks: (\S+)", done.stderr + done.stdout
+            r"probability of its 2 tokens that have no part in the loss: (\S+)", done.stderr + done.stdout
         )
         assert float(found[1]) == pytest.approx(sum(masses) / len(masses), rel=1e-3)
 
 
-def test_another_token_of_an_id_is_a_difference(distill, place):
+def test_an_id_with_another_token_is_a_token_of_each_side_alone(distill, place):
+    for name, layers in (("student", 1), ("teacher", 2)):
+        tiny_job.write_model(place / name, {**tiny_job.MODEL, "vocab_size": 80, "num_hidden_layers": layers})
     write_tokenizer(place / "teacher", PAD)
     write_tokenizer(place / "student", {**PAD, "content": "[OTHER]"})
-    done = distill(place, *CHECK)
-    assert done.returncode == 2
-    assert 'id 64: teacher "[PAD]", student "[OTHER]"' in done.stderr
+    for tokenizer in ("student", "teacher"):
+        both_sets(place, place / tokenizer, PLAIN, PLAIN)
+        done = distill(place, *CHECK)
+        assert done.returncode == 0, done.stderr
+        assert 'that the student\'s lacks: 64 ("[PAD]")' in done.stderr
+        assert 'that the teacher\'s lacks: 64 ("[OTHER]")' in done.stderr
+        both_sets(place, place / tokenizer, PLAIN, [5, 64, 5])
+        done = distill(place, *CHECK)
+        assert done.returncode == 2 and "document 1, token 1: id 64" in done.stderr
 
 
 def test_inspect_reads_the_tokens_beside_tokenizer_json(distill, place):

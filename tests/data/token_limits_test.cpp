@@ -68,5 +68,33 @@ TEST_F(TokenLimitsTest, TheTeachersTextsHaveLimitsOfTheirOwn) {
   EXPECT_THAT(message(shard, limits), HasSubstr("document 0, text of the teacher's own, token 1: id 10: expected"));
 }
 
+TEST_F(TokenLimitsTest, MaskedTokensEndTheTargetsOfTheirDocuments) {
+  Shard own = shard(); // documents of ids 1 to 4 and 5 to 9
+  TokenLimits limits;
+  limits.documents.masked = {3, 40};
+  EXPECT_EQ(message(own, limits), "");
+  auto found = leave_out_masked(own, limits);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->documents, 1);
+  EXPECT_EQ(found->targets, 2);
+  for (int64_t token = 0; token < 9; ++token) {
+    EXPECT_TRUE(own.in_loss(token));
+    EXPECT_EQ(own.has_target(token), token < 2 || token > 3) << token;
+  }
+  limits.documents.masked = {1, 9}; // the first token of a document is never a target
+  found = leave_out_masked(own, limits);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->documents, 2);
+  EXPECT_EQ(found->targets, 4);
+  for (int64_t token = 0; token < 9; ++token) {
+    EXPECT_EQ(own.has_target(token), token > 3 && token < 8) << token;
+  }
+  limits.documents.masked = {10, 11};
+  found = leave_out_masked(own, limits);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->documents, 0);
+  EXPECT_TRUE(own.left_out().empty());
+}
+
 } // namespace
 } // namespace distill::data

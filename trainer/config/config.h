@@ -203,6 +203,15 @@ constexpr auto enum_names(OtherContexts) {
   return base::names_of<OtherContexts>("refuse", "allow");
 }
 
+// What happens to documents with a token that the teacher's tokenizer lacks.
+enum class MissingTokens {
+  kRefuse,
+  kMask,
+};
+constexpr auto enum_names(MissingTokens) {
+  return base::names_of<MissingTokens>("refuse", "mask");
+}
+
 // Student and teacher are described by the same keys.
 struct ModelSection {
   std::string path; // Hugging Face folder; teacher: empty means no teacher, unless it is read from a cache
@@ -214,6 +223,8 @@ struct ModelSection {
   double router_aux_loss = kAutomatic; // of the student: coefficient; kAutomatic: that of config.json
   TeacherSource source = TeacherSource::kModel; // of the teacher, as the next key
   std::string cache; // folder
+  MissingTokens missing_tokens = MissingTokens::kRefuse; // of the teacher
+  double max_dropped_mass = 0.05; // of the teacher: mean probability of its tokens that the student lacks
   std::string adapter; // folder as peft writes it; empty: the model is that of `path` alone
 
   // The folder whose config.json, weights and tokenizer a run reads; empty: no teacher.

@@ -142,6 +142,18 @@ std::vector<Field> teacher_fields() {
       {"teacher", "cache", Text{member<&Config::teacher, &ModelSection::cache>}, "folder",
        "Folder of the teacher's stored predictions (docs/teacher_cache.md), for teacher.source: cache and for "
        "`distill capture`."});
+  fields.push_back(
+      {"teacher", "missing_tokens", one_of<&Config::teacher, &ModelSection::missing_tokens>(), "",
+       "What to do with a document that has a token which the teacher's tokenizer lacks. refuse: an error that names the "
+       "first one. mask: that token and all that follow it in the document have no target; the start counts them "
+       "(docs/vocabulary.md). Needs data.packing: pack.",
+       kTeacher});
+  fields.push_back(
+      {"teacher", "max_dropped_mass", Real{member<&Config::teacher, &ModelSection::max_dropped_mass>, 0, 1}, "",
+       "Largest mean probability that the teacher may give to tokens of its own that the student lacks, over the first "
+       "tokens of data.eval, or of data.train without it. The loss knows nothing of these tokens (docs/vocabulary.md). It is an "
+       "error before the first step.",
+       kTeacher});
   return fields;
 }
 

@@ -43,6 +43,7 @@ class Rules {
   // What is checked of each teacher, in a configuration that has it alone.
   void of_teacher() {
     teacher_source();
+    missing_tokens();
     adapters();
     if (!capturing()) {
       loss();
@@ -130,6 +131,16 @@ class Rules {
     problem.found = std::move(found);
     problem.hint = std::move(hint);
     add_problem(context_, std::move(keys), std::move(problem), &problems_);
+  }
+
+  // In a stream of concatenated documents a token that the teacher cannot read is to the left of later documents.
+  void missing_tokens() {
+    if (config_.has_teacher() && config_.teacher.missing_tokens == MissingTokens::kMask &&
+        config_.data.packing != data::PackingMode::kPack) {
+      fail(
+          {"teacher.missing_tokens", "data.packing"}, "refuse with data.packing: concat", "mask",
+          "set data.packing: pack, whose documents do not see one another");
+    }
   }
 
   void switched_off_keys() {

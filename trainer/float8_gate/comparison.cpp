@@ -63,7 +63,7 @@ class ComparingWalk : public sharding::UnitWalk {
     int64_t longest = 1; // tokens of a sequence
     for (const data::Batch& batch : batches) {
       Batch& own = batches_.emplace_back();
-      own.tokens = trainer::teacher_token_batch(batch, environment.device);
+      own.tokens = trainer::teacher_token_batch(batch, environment.device, model.config.vocab_size);
       own.targets_N = trainer::teacher_targets(batch).to(environment.device);
       own.valid_tokens = batch.valid_tokens;
       own.choice_NH.resize(choices.size());

@@ -22,6 +22,9 @@ struct LossMeans {
   std::array<double, losses::kNumTokenMetrics> metrics{};
   int64_t valid_tokens = 0;
   losses::MetricQualities quality{}; // what each of them is for the run's teacher and loss; all exact by default
+  // Of an evaluation: mean probability, at temperature 1, of the teacher's tokens that have no part in the loss;
+  // nullopt: there are none, or the teacher's hidden states are not known.
+  std::optional<double> teacher_dropped_mass;
 
   bool has(losses::TokenMetric metric) const {
     return quality[metric] != losses::MetricQuality::kUnavailable;

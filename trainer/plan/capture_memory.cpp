@@ -23,7 +23,7 @@ absl::Status check_cap(
   losses::CaptureInputs inputs;
   inputs.hidden_NG = at::empty({1, teacher.hidden_size}, meta);
   inputs.weight_VG = at::empty({teacher.vocab_size, teacher.hidden_size}, meta);
-  inputs.vocab_size = rows.columns;
+  inputs.columns = rows.column_ranges();
   inputs.meta_device = environment.device.type();
   const int64_t entries = rows.kind == losses::TeacherKind::kTopK ? rows.entries : 0;
   return losses::capture_plan(inputs, entries, config.chunks).status();

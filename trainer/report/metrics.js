@@ -16,6 +16,7 @@ const METRICS = {
   accuracy: { title: "Accuracy: most probable token is the label", unit: "%", group: "Teacher and student", better: 1 },
   student_entropy: { title: "Student's entropy", unit: "nats/token", group: "Teacher and student" },
   teacher_entropy: { title: "Teacher's entropy", unit: "nats/token", group: "Teacher and student" },
+  teacher_dropped_mass: { title: "Teacher's probability of tokens that have no part in the loss", unit: "%", group: "Teacher and student" },
   student_lse: { title: "Log-sum-exp of the student's logits", unit: "", group: "Teacher and student" },
   teacher_lse: { title: "Log-sum-exp of the teacher's logits", unit: "", group: "Teacher and student" },
   grad_norm: { title: "Norm of the gradient before clipping", unit: "", group: "Optimizer" },

@@ -52,15 +52,17 @@ losses::TeacherKind kind_of(config::CacheKind kind) {
 }
 
 // The format of rows of a few tokens. Where the configuration names a student, these are tokens that it has, too.
-absl::StatusOr<teacher_cache::RowFormat> sparse_format(
-    const config::Config& config, const models::ModelConfig& teacher) {
+absl::StatusOr<teacher_cache::RowFormat> sparse_format(const config::Config& config, const TeacherSpec& spec) {
+  const models::ModelConfig& teacher = spec.model().config;
   const config::CacheSection& cache = config.cache;
   teacher_cache::RowFormat rows;
   rows.kind = kind_of(cache.kind);
   rows.columns = teacher.vocab_size;
   if (!config.student.path.empty()) {
     ASSIGN_OR_RETURN(const models::ModelConfig student, read_student(config));
-    rows.columns = std::min(rows.columns, student.vocab_size);
+    const losses::ColumnRanges ranges = spec.column_ranges(student.vocab_size);
+    rows.columns = ranges.back().end;
+    rows.ranges = ranges == losses::ColumnRanges{{0, rows.columns}} ? losses::ColumnRanges() : ranges;
   }
   rows.temperature = config.loss.temperature;
   rows.softcap = teacher.final_softcap;
@@ -68,9 +70,9 @@ absl::StatusOr<teacher_cache::RowFormat> sparse_format(
   if (rows.kind == losses::TeacherKind::kTopK) {
     rows.encoding = cache.dtype == config::CacheDtype::kFloat32 ? Encoding::kFloat32 : Encoding::kFloat16;
     rows.entries = cache.topk;
-    if (rows.entries > rows.columns) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "cache.topk: expected at most the vocabulary, %d tokens, found %d", rows.columns, rows.entries));
+    if (const int64_t columns = losses::count_columns(rows.column_ranges()); rows.entries > columns) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("cache.topk: expected at most the vocabulary, %d tokens, found %d", columns, rows.entries));
     }
   } else {
     rows.entries = cache.samples;
@@ -135,19 +137,28 @@ std::vector<teacher_cache::DataFile> data_files(absl::Span<const std::shared_ptr
 } // namespace
 
 absl::StatusOr<teacher_cache::RowFormat> row_format(
-    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher) {
+    const config::Config& config, const Environment& environment, const TeacherSpec& teacher) {
   if (config.cache.kind != config::CacheKind::kHidden) {
     return sparse_format(config, teacher);
   }
   ASSIGN_OR_RETURN(const Encoding encoding, encoding_of(config.cache.dtype, environment.teacher_dtype));
-  return teacher_cache::RowFormat{encoding, teacher.hidden_size};
+  teacher_cache::RowFormat rows{encoding, teacher.model().config.hidden_size};
+  if (teacher.vocabulary().renumbered()) {
+    rows.ranges = teacher.vocabulary().columns;
+  }
+  return rows;
 }
 
 absl::StatusOr<Manifest> make_manifest(
-    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
+    const config::Config& config, const Environment& environment, const TeacherSpec& spec,
     absl::Span<const std::shared_ptr<data::Dataset>> data) {
+  const models::ModelConfig& teacher = spec.model().config;
   Manifest manifest;
-  ASSIGN_OR_RETURN(manifest.rows, row_format(config, environment, teacher));
+  ASSIGN_OR_RETURN(manifest.rows, row_format(config, environment, spec));
+  if (spec.vocabulary().renumbered()) {
+    manifest.vocabulary = spec.vocabulary().rows_hash();
+    manifest.masks = config.teacher.missing_tokens == config::MissingTokens::kMask;
+  }
   manifest.vocab_size = teacher.vocab_size;
   manifest.teacher = config.teacher.path;
   const config::ModelSection& section = config.teacher;

@@ -11,6 +11,7 @@
 #include "trainer/sharding/mesh.h"
 #include "trainer/sharding/model_shards.h"
 #include "trainer/step/environment.h"
+#include "trainer/teacher/teacher_spec.h"
 #include "trainer/teacher_cache/cache_folder.h"
 #include "trainer/teacher_cache/cache_reader.h"
 
@@ -27,11 +28,11 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
 
 // How a capture stores the rows of a teacher. InvalidArgument names the key, or the student's folder.
 absl::StatusOr<teacher_cache::RowFormat> row_format(
-    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher);
+    const config::Config& config, const Environment& environment, const TeacherSpec& teacher);
 
 // The manifest of a teacher's predictions for data sets. The division of a capture into parts is not set.
 absl::StatusOr<teacher_cache::Manifest> make_manifest(
-    const config::Config& config, const Environment& environment, const models::ModelConfig& teacher,
+    const config::Config& config, const Environment& environment, const TeacherSpec& teacher,
     absl::Span<const std::shared_ptr<data::Dataset>> data);
 
 // Checks the head/ of the cache if the run reads its teacher from one. DataLoss: head/ is damaged, or belongs to

@@ -10,6 +10,7 @@
 #include "trainer/hf/peft_folder.h"
 #include "trainer/metrics/log.h"
 #include "trainer/models/adapter_weights.h"
+#include "trainer/models/renumbered_weights.h"
 #include "trainer/setup/onpolicy_inputs.h"
 #include "trainer/setup/read_model.h"
 #include "trainer/setup/tokenizers.h"
@@ -93,9 +94,25 @@ absl::StatusOr<models::ModelSource> open_student(const config::Config& config) {
   return student;
 }
 
-absl::StatusOr<TeacherSpec> open_teacher(const config::Config& config) {
+// The teacher's weights, whose tables get the rows of the student's tokens where the numbers differ.
+absl::StatusOr<models::ModelSource> open_teacher_model(
+    const config::Config& config, const Vocabulary& vocabulary, models::ModelConfig model, hf::Notes& notes) {
+  const int64_t loaded = model.vocab_size;
+  model.vocab_size = vocabulary.renumbered() ? vocabulary.folder_rows : loaded;
+  ASSIGN_OR_RETURN(
+      models::ModelSource source, open_model(config, config.teacher, std::move(model), config.teacher_seed(), notes));
+  source.config.vocab_size = loaded;
+  for (auto* weights : {&source.weights, &source.adapter}) {
+    if (vocabulary.renumbered() && *weights != nullptr) {
+      *weights = models::renumbered_weights(*weights, vocabulary.rows, vocabulary.folder_rows);
+    }
+  }
+  return source;
+}
+
+absl::StatusOr<TeacherSpec> open_teacher(const config::Config& config, const RunTokenizers& tokenizers) {
   hf::Notes notes;
-  ASSIGN_OR_RETURN(TeacherSpec teacher, read_teacher(config, &notes));
+  ASSIGN_OR_RETURN(TeacherSpec teacher, read_teacher(config, &notes, &tokenizers));
   if (!teacher.exists()) {
     return teacher;
   }
@@ -106,12 +123,18 @@ absl::StatusOr<TeacherSpec> open_teacher(const config::Config& config) {
       longer ? "data.teacher_seq_len" : "data.seq_len"));
   std::vector<models::ModelSource> sources;
   for (const models::ModelSource* loaded : teacher.loaded()) {
-    ASSIGN_OR_RETURN(
-        sources.emplace_back(), open_model(config, config.teacher, loaded->config, config.teacher_seed(), notes));
+    ASSIGN_OR_RETURN(sources.emplace_back(), open_teacher_model(config, teacher.vocabulary(), loaded->config, notes));
   }
   teacher.set_sources(sources);
   log_notes(notes);
   return teacher;
+}
+
+// Rows of the tables in the teacher's folder; 0: there is no teacher.
+int64_t table_rows(const TeacherSpec& teacher) {
+  return !teacher.exists()                ? 0
+      : teacher.vocabulary().renumbered() ? teacher.vocabulary().folder_rows
+                                          : teacher.model().config.vocab_size;
 }
 
 // `once`: every document is read once, in the order of the data, or with `shuffle` in the shuffled order.
@@ -195,21 +218,29 @@ absl::StatusOr<Inputs> open_inputs(
   std::optional<Teachers> teachers(std::in_place);
   RunTokenizers tokenizers;
   data::TokenLimits limits; // stay empty where the models cannot be read: nothing is checked then
+  Inputs inputs;
   for (const config::Config& own : configs) {
-    auto opened = open_teacher(own);
+    const auto read = read_tokenizers(own);
+    problems.add(of_teacher(own, read.status()));
+    const RunTokenizers known = read.ok() ? *read : RunTokenizers{};
+    if (read.ok()) {
+      log_tokenizers(own, known);
+      tokenizers.add(known);
+    }
+    auto opened = open_teacher(own, known);
     problems.add(of_teacher(own, opened.status()));
-    auto compared = check_tokenizers(own);
-    problems.add(of_teacher(own, compared.status()));
     if (!opened.ok()) {
       teachers.reset();
       continue;
     }
-    if (student && compared.ok()) {
-      const int64_t rows = opened->exists() ? opened->model().config.vocab_size : 0;
-      limits = narrower(limits, compared->limits(student->config.vocab_size, rows));
-    }
-    if (compared.ok()) {
-      tokenizers.add(*std::move(compared));
+    if (student && read.ok()) {
+      const Vocabulary& vocabulary = opened->vocabulary();
+      const int64_t student_rows = student->config.vocab_size, teacher_rows = table_rows(*opened);
+      limits = narrower(limits, known.limits(vocabulary, student_rows, teacher_rows));
+      const std::string text = known.text(vocabulary, student_rows, teacher_rows);
+      if (!text.empty()) {
+        inputs.vocabulary_texts.push_back(text);
+      }
     }
     if (teachers) {
       teachers->push_back(*std::move(opened));
@@ -218,8 +249,6 @@ absl::StatusOr<Inputs> open_inputs(
   if (!teachers) {
     limits = {};
   }
-  Inputs inputs;
-  inputs.teacher_tokens = tokenizers.one_sided.teacher;
   const bool pin_memory = environment.device.is_cuda();
   const auto open = [&](const std::vector<config::DataSet>& sets, bool once) {
     auto data = problems.take(open_data(config, sets, once, tokenizers.hashes, limits, pin_memory));
@@ -287,9 +316,16 @@ absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
 absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, const Environment& environment) {
   base::ProblemList problems;
   CaptureInputs inputs;
-  inputs.teacher = problems.take(open_teacher(config)).value_or(TeacherSpec()).model();
-  const RunTokenizers tokenizers = problems.take(check_tokenizers(config)).value_or(RunTokenizers{});
-  const data::TokenLimits limits = tokenizers.limits(/*student_rows=*/0, inputs.teacher.config.vocab_size);
+  auto read = problems.take(read_tokenizers(config));
+  if (read) {
+    log_tokenizers(config, *read);
+  }
+  const RunTokenizers tokenizers = std::move(read).value_or(RunTokenizers{});
+  inputs.teacher = problems.take(open_teacher(config, tokenizers)).value_or(TeacherSpec());
+  const Vocabulary& vocabulary = inputs.teacher.vocabulary();
+  // Of a student, whose tokens the documents have, the rows matter that the teacher has, too.
+  const int64_t rows = vocabulary.renumbered() ? vocabulary.columns.back().end : table_rows(inputs.teacher);
+  const data::TokenLimits limits = tokenizers.limits(vocabulary, /*student_rows=*/0, rows);
   inputs.data = problems.take(open_capture_data(config, tokenizers.hashes, limits, environment.device.is_cuda()))
                     .value_or(std::vector<std::shared_ptr<data::Dataset>>());
   RETURN_IF_ERROR(problems.status());

@@ -26,7 +26,7 @@ struct Inputs {
   std::shared_ptr<data::Dataset> eval_data; // null without data.eval
   std::vector<std::string> teacher_texts; // the teachers' lines of the start report
   losses::ChunkPlan head; // for one micro-batch
-  std::vector<int64_t> teacher_tokens; // ids of the teachers' tokens that the student's tokenizer lacks
+  std::vector<std::string> vocabulary_texts; // lines of the start report about tokens without a part in the loss
   std::optional<onpolicy::RoundInputs> onpolicy; // of an on-policy run, for training
   std::optional<SampleInputs> samples; // with eval.samples, for training
 };
@@ -37,7 +37,7 @@ absl::StatusOr<Inputs> open_inputs(
 
 // What `distill capture` reads: the teacher, and all documents of a run's data sets once, in their order.
 struct CaptureInputs {
-  models::ModelSource teacher;
+  TeacherSpec teacher;
   std::vector<std::shared_ptr<data::Dataset>> data; // data.train, then data.eval where there is some
 };
 absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, const Environment& environment);

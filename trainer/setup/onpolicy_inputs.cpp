@@ -70,6 +70,14 @@ absl::StatusOr<onpolicy::RoundInputs> open_onpolicy_inputs(
   }
   inputs.prompts = std::move(pool);
   inputs.limits = limits;
+  // A completion is judged as a whole, or it is unusable: nothing is masked.
+  data::TokenLimits::Stream& own_limits = inputs.limits.documents;
+  std::vector<int64_t> all;
+  std::set_union(
+      own_limits.absent.begin(), own_limits.absent.end(), own_limits.masked.begin(), own_limits.masked.end(),
+      std::back_inserter(all));
+  own_limits.absent = std::move(all);
+  own_limits.masked.clear();
   inputs.tokenizer_hashes = tokenizers;
   inputs.pin_memory = pin_memory;
   return inputs;

@@ -143,16 +143,33 @@ absl::StatusOr<models::ModelConfig> read_teacher_model(const config::Config& con
   return teacher;
 }
 
-absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes* notes) {
+absl::StatusOr<TeacherSpec> read_teacher(
+    const config::Config& config, hf::Notes* notes, const RunTokenizers* tokenizers) {
   if (!config.has_teacher()) {
     return TeacherSpec();
   }
-  ASSIGN_OR_RETURN(models::ModelConfig teacher, read_teacher_model(config, notes));
-  if (!config.teacher.reads_cache()) {
-    return TeacherSpec::running({std::move(teacher), nullptr}, config.teacher.path);
+  ASSIGN_OR_RETURN(models::ModelConfig model, read_teacher_model(config, notes));
+  const int64_t rows = model.vocab_size;
+  TeacherSpec teacher;
+  if (config.teacher.reads_cache()) {
+    ASSIGN_OR_RETURN(const teacher_cache::Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
+    teacher = TeacherSpec::cached({std::move(model), nullptr}, manifest.rows, config.teacher.cache);
+  } else {
+    teacher = TeacherSpec::running({std::move(model), nullptr}, config.teacher.path);
   }
-  ASSIGN_OR_RETURN(const teacher_cache::Manifest manifest, teacher_cache::read_manifest(config.teacher.cache));
-  return TeacherSpec::cached({std::move(teacher), nullptr}, manifest.rows, config.teacher.cache);
+  RunTokenizers own;
+  if (tokenizers == nullptr) {
+    ASSIGN_OR_RETURN(own, read_tokenizers(config));
+    tokenizers = &own;
+  }
+  // A student that cannot be read is reported where it is opened.
+  const auto student =
+      config.student.path.empty() ? absl::StatusOr<models::ModelConfig>(models::ModelConfig()) : read_student(config);
+  if (student.ok()) {
+    ASSIGN_OR_RETURN(Vocabulary vocabulary, tokenizers->vocabulary(student->vocab_size, rows));
+    teacher.set_vocabulary(std::move(vocabulary));
+  }
+  return teacher;
 }
 
 absl::StatusOr<Teachers> read_teachers(const config::Config& config) {

@@ -7,6 +7,7 @@
 #include "trainer/config/config.h"
 #include "trainer/hf/notes.h"
 #include "trainer/models/model_config.h"
+#include "trainer/setup/tokenizers.h"
 #include "trainer/teacher/teacher_spec.h"
 
 namespace distill::trainer {
@@ -18,9 +19,11 @@ absl::StatusOr<models::ModelConfig> read_student(const config::Config& config, h
 // The description of the teacher, from its folder or from the part of it that the folder of a cache holds.
 absl::StatusOr<models::ModelConfig> read_teacher_model(const config::Config& config, hf::Notes* notes = nullptr);
 
-// A run's teacher, without weights. `notes` and errors as read_teacher_model; errors also as
-// teacher_cache::read_manifest.
-absl::StatusOr<TeacherSpec> read_teacher(const config::Config& config, hf::Notes* notes = nullptr);
+// A run's teacher, without weights, with the student's vocabulary (TeacherSpec::vocabulary). `notes` and errors as
+// read_teacher_model; errors also as teacher_cache::read_manifest and read_tokenizers. `tokenizers`: null: they are
+// read.
+absl::StatusOr<TeacherSpec> read_teacher(
+    const config::Config& config, hf::Notes* notes = nullptr, const RunTokenizers* tokenizers = nullptr);
 
 // All teachers of a run.
 absl::StatusOr<Teachers> read_teachers(const config::Config& config);

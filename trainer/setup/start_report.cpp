@@ -17,6 +17,11 @@ void add_data_lines(const char* name, const data::Dataset& data, std::vector<std
         "%s: %s%s%s, %d documents, %d tokens, %d sequences of %d (%.2f%% padding, %d documents cut)", name, stats.path,
         stats.teacher.empty() ? "" : ", teacher ", stats.teacher, stats.documents, stats.tokens, stats.samples,
         data.options().seq_len, percent(stats.padding, data.options().seq_len), stats.split_documents));
+    if (stats.masked.documents > 0) {
+      lines.push_back(absl::StrFormat(
+          "%s: %d of these documents have a token that the teacher lacks: %d targets, those from it on, are left out",
+          name, stats.masked.documents, stats.masked.targets));
+    }
     if (stats.teacher_texts > 0) {
       lines.push_back(absl::StrFormat(
           "%s: the teacher reads a text of its own for %d of these documents, in sequences of %d (%.2f%% padding); %d "
@@ -44,6 +49,7 @@ std::vector<std::string> start_report(
   }
   lines.push_back(describe_model("student", config.student, inputs.student.config, environment.student_dtype));
   lines.insert(lines.end(), inputs.teacher_texts.begin(), inputs.teacher_texts.end());
+  lines.insert(lines.end(), inputs.vocabulary_texts.begin(), inputs.vocabulary_texts.end());
   if (inputs.onpolicy) {
     lines.push_back(describe_rounds(config, *inputs.onpolicy));
   }

@@ -74,7 +74,8 @@ bool shares_base(
     const TeacherSpec& teacher) {
   // The folder describes everything of the weights but their precision.
   return student.adapter && teacher.exists() && !teacher.rows() && config.same_folder() &&
-      environment.student_dtype == environment.teacher_dtype && student.float8 == teacher.model().config.float8;
+      !teacher.vocabulary().renumbered() && environment.student_dtype == environment.teacher_dtype &&
+      student.float8 == teacher.model().config.float8;
 }
 
 bool share_base(
@@ -87,6 +88,7 @@ bool share_base(
       environment_of_teacher(own, environment).teacher_dtype ==
       environment_of_teacher(other, environment).teacher_dtype &&
       teachers[a].model().config.float8 == teachers[b].model().config.float8 &&
+      teachers[a].vocabulary().rows == teachers[b].vocabulary().rows &&
       own.parallel.shard_teacher == other.parallel.shard_teacher;
 }
 

@@ -48,8 +48,10 @@ MicroBatchRunner::MicroBatchRunner(
   TORCH_CHECK(configs.size() == teachers.size(), "expected ", configs.size(), " teachers, found ", teachers.size());
   for (size_t i = 0; i < teachers.size(); ++i) {
     teachers_.push_back(
-        {make_teacher(config, teachers[i], block_), loss_of(configs[i], student.config(), teachers[i].spec),
-         onpolicy_loss_of(configs[i], student.config(), teachers[i].spec)});
+        {make_teacher(configs[i], teachers[i], block_), loss_of(configs[i], student.config(), teachers[i].spec),
+         onpolicy_loss_of(configs[i], student.config(), teachers[i].spec),
+         DroppedMass(teachers[i].spec.vocabulary().dropped), teachers[i].spec.vocabulary().columns,
+         teachers[i].spec.exists() ? rows_if_beyond(configs[i], teachers[i].spec.model().config) : 0});
   }
 }
 
@@ -175,18 +177,17 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_TM, a
   const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
   std::vector<Prediction> predictions = predict(batch, tokens);
   at::Tensor hidden_NH = sharding::forward_hidden(student_, student_ropes_, tokens, /*next=*/nullptr, block_);
-  std::vector<std::pair<at::Tensor, at::Tensor>> one_sided; // of each prediction: log-sum-exps, targets
+  std::vector<std::pair<at::Tensor, at::Tensor>> dropped; // of each prediction: log-sum-exps, targets
   for (const auto& [count, head] : predictions) {
-    one_sided.emplace_back(
-        one_sided_mass_.log_sums(head, student_.config().vocab_size, own.loss.teacher_softcap), head.targets_N);
+    dropped.emplace_back(own.dropped_mass.log_sum(head, own.loss.teacher_softcap), head.targets_N);
   }
   const at::Tensor metrics_MN = run_head(
       *own.teacher, std::move(predictions), std::move(hidden_NH), evaluated(loss_of_batch(batch)),
       /*grads=*/nullptr);
   int64_t begin = 0;
-  for (const auto& [log_sums_N2, targets_N] : one_sided) {
+  for (const auto& [log_sum_N, targets_N] : dropped) {
     const int64_t count = targets_N.size(0);
-    one_sided_mass_.add(log_sums_N2, metrics_MN[losses::kTeacherLse].narrow(0, begin, count), targets_N);
+    own.dropped_mass.add(log_sum_N, metrics_MN[losses::kTeacherLse].narrow(0, begin, count), targets_N);
     begin += count;
   }
   sums_TM[batch.teacher_number] += metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
@@ -200,26 +201,33 @@ std::vector<int64_t> MicroBatchRunner::next_tokens(
   const WholeModel student{student_, student_ropes_};
   const auto& [model, ropes] = which == WhichModel::kStudent ? student : *teachers_.front().teacher->whole_model();
   expect({{&model}}, {{&model}});
-  const sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
+  sharding::TokenBatch tokens = token_batch(batch, student_.options().device);
+  const OwnLoss& teacher = teachers_.front();
+  if (which == WhichModel::kTeacher && teacher.rows > 0) {
+    tokens.tokens_N = tokens.tokens_N.clamp_max(teacher.rows - 1);
+  }
   at::Tensor hidden_NH = sharding::forward_hidden(model, ropes, tokens, /*next=*/nullptr, block_);
   const auto count = static_cast<int64_t>(rows.size());
   at::Tensor next_R = at::empty({count}, tokens.tokens_N.options());
+  losses::ColumnRanges columns;
   {
     const device::LabelScope label(device::Category::kHead);
     const at::Tensor weight_VH = sharding::lm_head(model);
     const bool is_double = hidden_NH.scalar_type() == at::kDouble;
+    columns = which == WhichModel::kTeacher && !teacher.columns.empty() ? teacher.columns
+                                                                        : losses::ColumnRanges{{0, weight_VH.size(0)}};
     at::Tensor logits_1V =
         at::empty({1, weight_VH.size(0)}, hidden_NH.options().dtype(is_double ? at::kDouble : at::kFloat));
     for (int64_t row = 0; row < count; ++row) {
       const at::Tensor hidden_1H = hidden_NH.narrow(0, rows[static_cast<size_t>(row)], 1);
       losses::logits_product(tokens.tokens_N.device().type(), logits_1V, hidden_1H, weight_VH);
-      next_R.narrow(0, row, 1).copy_(logits_1V.argmax(1));
+      next_R.narrow(0, row, 1).copy_(losses::take_columns(logits_1V.squeeze(0), columns).argmax().reshape({1}));
     }
   }
   hidden_NH.reset();
   model.release(model.head_unit());
   model.retire(model.head_unit());
-  const at::Tensor next = next_R.cpu();
+  const at::Tensor next = losses::ids_of_columns(next_R.cpu(), columns);
   return {next.const_data_ptr<int64_t>(), next.const_data_ptr<int64_t>() + count};
 }
 

@@ -9,7 +9,7 @@
 #include "trainer/config/config.h"
 #include "trainer/metrics/phase_timer.h"
 #include "trainer/sharding/passes.h"
-#include "trainer/step/one_sided_mass.h"
+#include "trainer/step/dropped_mass.h"
 #include "trainer/teacher/teacher.h"
 
 namespace distill::trainer {
@@ -50,14 +50,12 @@ class MicroBatchRunner {
   // `tokens_MN`: gets those of each of the batch's N tokens.
   void evaluate(const data::Batch& batch, at::Tensor& sums_TM, at::Tensor* tokens_MN = nullptr);
   // The most probable next token after each of the tokens `rows` (places among the flattened tokens), computed with one
-  // forward pass and one token's logits at a time. Waits for the device. The batch's targets are not used.
+  // forward pass and one token's logits at a time. The teacher's is one of the tokens that have a part in the loss.
+  // Waits for the device. The batch's targets are not used.
   std::vector<int64_t> next_tokens(const data::Batch& batch, const std::vector<int64_t>& rows, WhichModel which);
-  // evaluate() adds up the teacher's probability of these tokens, which the student's tokenizer lacks.
-  void watch_teacher_tokens(std::vector<int64_t> ids) {
-    one_sided_mass_ = OneSidedMass(std::move(ids));
-  }
-  OneSidedMass& one_sided_mass() {
-    return one_sided_mass_;
+  // The teacher's probability of tokens that have no part in the loss, which evaluate() adds up.
+  DroppedMass& dropped_mass(int64_t teacher) {
+    return teachers_.at(static_cast<size_t>(teacher)).dropped_mass;
   }
   // How exact the token metrics of train() are, and those of evaluate(), which computes all of them.
   // Over all teachers: as exact as they are for every one of them, or with `teacher` a number, for this one.
@@ -91,6 +89,9 @@ class MicroBatchRunner {
   struct OwnLoss {
     std::unique_ptr<Teacher> teacher;
     losses::LossOptions loss, onpolicy_loss;
+    DroppedMass dropped_mass;
+    losses::ColumnRanges columns; // Vocabulary::columns
+    int64_t rows = 0; // rows_if_beyond()
   };
   OwnLoss& of_batch(const data::Batch& batch) {
     return teachers_.at(static_cast<size_t>(batch.teacher_number));
@@ -121,7 +122,6 @@ class MicroBatchRunner {
   std::vector<OwnLoss> teachers_;
   metrics::PhaseTimer phases_;
   std::function<void(const char* phase)> phase_observer_;
-  OneSidedMass one_sided_mass_;
 };
 
 // Waits for the device and copies the sums of each teacher to the host.

@@ -17,6 +17,7 @@ std::vector<Prediction> CachedHiddenTeacher::predict(
     device::label(hidden_NG, device::Category::kHidden);
   }
   all.head.teacher_weight_VG = sharding::lm_head(head_);
+  all.head.columns = columns_;
   return {std::move(all)};
 }
 

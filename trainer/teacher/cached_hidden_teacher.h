@@ -7,8 +7,9 @@ namespace distill::trainer {
 // A teacher whose final hidden states come with the batch (Batch::teacher_rows_NW), and whose lm_head is loaded.
 class CachedHiddenTeacher : public Teacher {
  public:
-  // `head`: a model without blocks, which outlives this object.
-  CachedHiddenTeacher(sharding::ModelShards& head, const teacher_cache::RowFormat& rows) : head_(head), rows_(rows) {}
+  // `head`: a model without blocks, which outlives this object. `columns`: Vocabulary::columns.
+  CachedHiddenTeacher(sharding::ModelShards& head, const teacher_cache::RowFormat& rows, losses::ColumnRanges columns)
+      : head_(head), rows_(rows), columns_(std::move(columns)) {}
 
   std::vector<Prediction> predict(
       const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) override;
@@ -19,6 +20,7 @@ class CachedHiddenTeacher : public Teacher {
  private:
   sharding::ModelShards& head_;
   teacher_cache::RowFormat rows_;
+  losses::ColumnRanges columns_;
 };
 
 } // namespace distill::trainer

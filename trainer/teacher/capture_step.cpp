@@ -22,8 +22,9 @@ CaptureStep::CaptureStep(
 at::Tensor CaptureStep::hidden(const data::Batch& batch, const at::Tensor& places_R) {
   device::enter_phase(device::MemoryPhase::kTeacher);
   const at::Device device = teacher_.options().device;
-  const at::Tensor hidden_TG =
-      sharding::forward_hidden(teacher_, ropes_, teacher_token_batch(batch, device), /*next=*/nullptr, block_);
+  const at::Tensor hidden_TG = sharding::forward_hidden(
+      teacher_, ropes_, teacher_token_batch(batch, device, rows_if_beyond(config_, teacher_.config())),
+      /*next=*/nullptr, block_);
   const at::Tensor teacher_places_R =
       batch.teacher ? batch.teacher->rows_BS.flatten().index_select(0, places_R) : places_R;
   at::Tensor hidden_RG = hidden_TG.index_select(0, copy_to_device(teacher_places_R, device));

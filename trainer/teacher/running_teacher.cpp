@@ -6,8 +6,12 @@
 namespace distill::trainer {
 
 // Evaluation data without a teacher stream may be longer than training data with one.
-RunningTeacher::RunningTeacher(const config::Config& config, sharding::ModelShards& model, models::BlockFunctions block)
+RunningTeacher::RunningTeacher(
+    const config::Config& config, sharding::ModelShards& model, losses::ColumnRanges columns,
+    models::BlockFunctions block)
     : model_(model),
+      columns_(std::move(columns)),
+      rows_(rows_if_beyond(config, model.config())),
       ropes_(models::make_rope_tables(
           model.config().ropes, std::max(config.data.seq_len, config.data.teacher_length()), model.options().device)),
       block_(std::move(block)),
@@ -15,11 +19,14 @@ RunningTeacher::RunningTeacher(const config::Config& config, sharding::ModelShar
 
 at::Tensor RunningTeacher::hidden(
     const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) {
-  if (!batch.teacher) {
+  if (!batch.teacher && rows_ == 0) {
     return sharding::forward_hidden(model_, ropes_, tokens, &next, block_);
   }
   const at::Device device = tokens.tokens_N.device();
-  const sharding::TokenBatch own = teacher_token_batch(batch, device);
+  const sharding::TokenBatch own = teacher_token_batch(batch, device, rows_);
+  if (!batch.teacher) {
+    return sharding::forward_hidden(model_, ropes_, own, &next, block_);
+  }
   const at::Tensor rows_N = copy_to_device(batch.teacher->rows_BS.flatten(), device);
   const at::Tensor hidden_TG = sharding::forward_hidden(model_, ropes_, own, &next, block_);
   at::Tensor hidden_NG = hidden_TG.index_select(0, rows_N);
@@ -32,6 +39,7 @@ std::vector<Prediction> RunningTeacher::predict(
   Prediction all = of_all_tokens(batch);
   all.head.teacher_hidden_NG = hidden(batch, tokens, next);
   all.head.teacher_weight_VG = sharding::lm_head(model_);
+  all.head.columns = columns_;
   return {std::move(all)};
 }
 

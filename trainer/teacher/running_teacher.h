@@ -8,8 +8,10 @@ namespace distill::trainer {
 // from which the teacher predicts the same target.
 class RunningTeacher : public Teacher {
  public:
-  // `model` outlives this object.
-  RunningTeacher(const config::Config& config, sharding::ModelShards& model, models::BlockFunctions block);
+  // `model` outlives this object. `columns`: Vocabulary::columns.
+  RunningTeacher(
+      const config::Config& config, sharding::ModelShards& model, losses::ColumnRanges columns,
+      models::BlockFunctions block);
 
   std::vector<Prediction> predict(
       const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) override;
@@ -26,6 +28,8 @@ class RunningTeacher : public Teacher {
       const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next); // [N, G]
 
   sharding::ModelShards& model_;
+  losses::ColumnRanges columns_;
+  int64_t rows_; // rows_if_beyond()
   std::vector<models::RopeTable> ropes_;
   models::BlockFunctions block_;
   WholeModel whole_;

@@ -33,12 +33,14 @@ std::unique_ptr<Teacher> make_teacher(
     return std::make_unique<NoTeacher>();
   }
   if (!teacher.spec.rows()) {
-    return std::make_unique<RunningTeacher>(config, *teacher.weights.front(), std::move(block));
+    return std::make_unique<RunningTeacher>(
+        config, *teacher.weights.front(), teacher.spec.vocabulary().columns, std::move(block));
   }
   if (teacher.weights.empty()) {
     return std::make_unique<CachedTokenTeacher>(*teacher.spec.rows());
   }
-  return std::make_unique<CachedHiddenTeacher>(*teacher.weights.front(), *teacher.spec.rows());
+  return std::make_unique<CachedHiddenTeacher>(
+      *teacher.weights.front(), *teacher.spec.rows(), teacher.spec.vocabulary().columns);
 }
 
 } // namespace distill::trainer

@@ -19,6 +19,16 @@ TeacherSpec TeacherSpec::cached(models::ModelSource model, const teacher_cache::
   return teacher;
 }
 
+losses::ColumnRanges TeacherSpec::column_ranges(int64_t student_vocab) const {
+  if (rows_ && rows_->is_sparse()) {
+    return rows_->column_ranges();
+  }
+  if (!vocabulary_.columns.empty()) {
+    return vocabulary_.columns;
+  }
+  return {{0, exists() ? std::min(student_vocab, model_.config.vocab_size) : student_vocab}};
+}
+
 metrics::TokenFlops TeacherSpec::flops(int64_t seq_len) const {
   return kind_ == TeacherKind::kHidden ? metrics::token_flops(model_.config, seq_len) : metrics::TokenFlops{};
 }
@@ -30,6 +40,7 @@ void TeacherSpec::add_shapes(int64_t tokens, at::ScalarType dtype, losses::Linea
   if (kind_ == TeacherKind::kHidden) {
     head.teacher_hidden_NG = meta({tokens, model_.config.hidden_size}, dtype);
     head.teacher_weight_VG = meta({model_.config.vocab_size, model_.config.hidden_size}, dtype);
+    head.columns = vocabulary_.columns;
   } else if (rows_) {
     teacher_cache::give_teacher(*rows_, meta({tokens, row_bytes()}, at::kByte), head);
   }

@@ -10,6 +10,7 @@
 #include "losses/teacher_kind.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/models/model_source.h"
+#include "trainer/teacher/vocabulary.h"
 #include "trainer/teacher_cache/row_format.h"
 
 namespace distill::trainer {
@@ -30,6 +31,15 @@ class TeacherSpec {
   void set_sources(const std::vector<models::ModelSource>& sources) {
     model_.weights = sources.empty() ? nullptr : sources.front().weights;
     model_.adapter = sources.empty() ? nullptr : sources.front().adapter;
+  }
+
+  // Which of the student's tokens it has, and where. The model's vocabulary becomes that of the loaded tables.
+  void set_vocabulary(Vocabulary vocabulary) {
+    model_.config.vocab_size = vocabulary.loaded_rows(model_.config.vocab_size);
+    vocabulary_ = std::move(vocabulary);
+  }
+  const Vocabulary& vocabulary() const {
+    return vocabulary_;
   }
 
   bool exists() const {
@@ -63,9 +73,10 @@ class TeacherSpec {
   int64_t head_width() const {
     return kind_ == losses::TeacherKind::kHidden ? model_.config.hidden_size : 0;
   }
-  // Columns of the logits of a student with this vocabulary.
+  // The columns of the logits of a student with so many rows, and their number.
+  losses::ColumnRanges column_ranges(int64_t student_vocab) const;
   int64_t columns(int64_t student_vocab) const {
-    return exists() ? std::min(student_vocab, model_.config.vocab_size) : student_vocab;
+    return losses::count_columns(column_ranges(student_vocab));
   }
   // Of one token in sequences of this length.
   metrics::TokenFlops flops(int64_t seq_len) const;
@@ -85,6 +96,7 @@ class TeacherSpec {
 
   losses::TeacherKind kind_ = losses::TeacherKind::kNone;
   models::ModelSource model_;
+  Vocabulary vocabulary_;
   std::optional<teacher_cache::RowFormat> rows_;
   std::string folder_;
 };

@@ -45,9 +45,15 @@ sharding::TokenBatch token_batch(const data::Batch& batch, at::Device device) {
   return on_device(batch.tokens_BS, batch.positions_BS, batch.cu_seqlens, batch.max_seqlen, device);
 }
 
-sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device device) {
+int64_t rows_if_beyond(const config::Config& config, const models::ModelConfig& teacher) {
+  return config.teacher.missing_tokens == config::MissingTokens::kMask ? teacher.vocab_size : 0;
+}
+
+sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device device, int64_t rows) {
   if (!batch.teacher) {
-    return token_batch(batch, device);
+    sharding::TokenBatch tokens = token_batch(batch, device);
+    tokens.tokens_N = rows > 0 ? tokens.tokens_N.clamp_max(rows - 1) : tokens.tokens_N;
+    return tokens;
   }
   const data::TeacherBatch& own = *batch.teacher;
   return on_device(own.tokens_BT, own.positions_BT, own.cu_seqlens, own.max_seqlen, device);

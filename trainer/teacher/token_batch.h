@@ -1,6 +1,7 @@
 #pragma once
 
 #include "data/batch.h"
+#include "trainer/config/config.h"
 #include "trainer/sharding/passes.h"
 
 namespace distill::trainer {
@@ -9,8 +10,11 @@ namespace distill::trainer {
 // tokens, too.
 sharding::TokenBatch token_batch(const data::Batch& batch, at::Device device);
 
-// Copies the tokens that the teacher reads: its own if the batch has some, else the student's.
-sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device device);
+// Copies the tokens that the teacher reads: its own if the batch has some, else the student's. `rows`: of its table,
+// where ids may be beyond it, in documents that are masked from there on: such an id becomes the last one. 0: none are.
+sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device device, int64_t rows);
+// These rows.
+int64_t rows_if_beyond(const config::Config& config, const models::ModelConfig& teacher);
 // Returns the targets [N] of the teacher's tokens on the host: for each token of its own from which it predicts a
 // target of the student, that target; kIgnoreIndex for all others. Without tokens of its own they are the student's
 // targets.

@@ -49,19 +49,24 @@ int64_t part_number(const std::string& name) {
 }
 
 // Returns config.json without the keys that the run was told to ignore: a run from the cache need not be told again.
-absl::StatusOr<std::string> config_text(const config::ModelSection& teacher) {
+// `rows`: of the tables; 0: those that it has.
+absl::StatusOr<std::string> config_text(const config::ModelSection& teacher, int64_t rows) {
   const std::string path = teacher.path + "/config.json";
   ASSIGN_OR_RETURN(const std::string text, base::read_text_file(path, kMaxConfigBytes));
   ASSIGN_OR_RETURN(nlohmann::ordered_json json, base::parse_json(text, path, kMaxConfigDepth));
   for (const std::string& key : teacher.ignore_config_keys) {
     json.erase(key);
   }
+  if (rows > 0) {
+    const auto text_model = json.find("text_config"); // of a multimodal folder
+    (text_model != json.end() && text_model->is_object() ? *text_model : json)["vocab_size"] = rows;
+  }
   return json.dump(2) + "\n";
 }
 
-absl::Status copy_tokenizer(const config::ModelSection& teacher, const fs::path& target) {
+absl::Status copy_tokenizer(const config::ModelSection& model, const fs::path& target) {
   std::error_code error;
-  const fs::path named = teacher.tokenizer.empty() ? teacher.path : teacher.tokenizer;
+  const fs::path named = model.tokenizer.empty() ? model.path : model.tokenizer;
   if (!fs::is_directory(named, error)) {
     fs::copy_file(named, target / "tokenizer.json", error);
     return error ? failed(target / "tokenizer.json", "copy", error) : absl::OkStatus();
@@ -187,7 +192,8 @@ absl::Status check_head(const std::string& folder, const Manifest& manifest, con
 }
 
 absl::StatusOr<std::optional<base::Digest>> write_head(
-    const std::string& folder, const config::ModelSection& teacher, const TeacherHead& head) {
+    const std::string& folder, const config::ModelSection& teacher, const TeacherHead& head,
+    const HeadVocabulary& vocabulary) {
   const auto found = read_manifest(folder);
   if (!absl::IsNotFound(found.status())) {
     RETURN_IF_ERROR(found.status());
@@ -203,9 +209,9 @@ absl::StatusOr<std::optional<base::Digest>> write_head(
   if (error) {
     return failed(partial, "create", error);
   }
-  ASSIGN_OR_RETURN(const std::string config, config_text(teacher));
+  ASSIGN_OR_RETURN(const std::string config, config_text(teacher, vocabulary.rows));
   RETURN_IF_ERROR(base::write_file((partial / "config.json").string(), config));
-  RETURN_IF_ERROR(copy_tokenizer(teacher, partial));
+  RETURN_IF_ERROR(copy_tokenizer(*vocabulary.tokenizer, partial));
   if (head.lm_head_VG.defined()) {
     RETURN_IF_ERROR(hf::write_safetensors(
         (partial / "model.safetensors").string(),

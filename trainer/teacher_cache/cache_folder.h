@@ -42,10 +42,16 @@ struct TeacherHead {
   at::Tensor lm_head_VG;
   at::Tensor final_norm_G;
 };
-// Writes head/ anew, with the config.json and the tokenizer of the teacher's folder; a folder that is a cache already
+// Whose tokens the head has.
+struct HeadVocabulary {
+  const config::ModelSection* tokenizer = nullptr; // of this model
+  int64_t rows = 0; // of the tables, which config.json gets; 0: those of the teacher's config.json
+};
+// Writes head/ anew, with the config.json of the teacher's folder and the tokenizer; a folder that is a cache already
 // keeps its own, which is checked. Returns Manifest::head. Errors are those of check_head, or name the file.
 absl::StatusOr<std::optional<base::Digest>> write_head(
-    const std::string& folder, const config::ModelSection& teacher, const TeacherHead& head);
+    const std::string& folder, const config::ModelSection& teacher, const TeacherHead& head,
+    const HeadVocabulary& vocabulary);
 
 // Returns the SHA-256 of the bytes of head/checksums.xxh3, which has a checksum of each other file. NotFound or
 // DataLoss: the list.

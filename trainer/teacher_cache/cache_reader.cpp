@@ -69,7 +69,7 @@ int64_t count_targets(const data::Shard& shard, int64_t document, int64_t begin,
   const int64_t first = shard.document_begin(document), length = shard.document_length(document);
   int64_t count = 0;
   for (int64_t token = begin; token < std::min(end, length - 1); ++token) {
-    count += shard.in_loss(first + token + 1) ? 1 : 0;
+    count += shard.has_target(first + token + 1) ? 1 : 0;
   }
   return count;
 }

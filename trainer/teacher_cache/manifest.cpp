@@ -38,6 +38,18 @@ Json data_json(const std::vector<DataFile>& data, bool paths) {
   return list;
 }
 
+constexpr const char* kRanges = "column_ranges";
+constexpr const char* kVocabulary = "vocabulary";
+constexpr const char* kMasks = "masks_missing_tokens";
+
+Json ranges_json(const losses::ColumnRanges& ranges) {
+  Json list = Json::array();
+  for (const auto& [begin, end] : ranges) {
+    list.push_back({begin, end});
+  }
+  return list;
+}
+
 Json rows_json(const RowFormat& rows) {
   if (!rows.is_sparse()) {
     return {{"encoding", base::enum_name(rows.encoding)}, {"hidden_size", rows.hidden_size}};
@@ -77,8 +89,19 @@ Json keys_json(const TeacherKeys& keys) {
 Json json_of(const Manifest& m, bool paths) {
   Json json{
       {"format", kFormat},
-      {"version", m.concat() ? kConcatVersion : (m.rows.is_sparse() ? kSparseVersion : kFormatVersion)}};
-  if (m.concat()) {
+      {"version",
+       m.has_vocabulary()       ? kVocabularyVersion
+           : m.concat()         ? kConcatVersion
+           : m.rows.is_sparse() ? kSparseVersion
+                                : kFormatVersion}};
+  if (m.has_vocabulary()) {
+    json[kRanges] = ranges_json(m.rows.ranges);
+    if (m.vocabulary) {
+      json[kVocabulary] = base::hex(*m.vocabulary);
+      json[kMasks] = m.masks;
+    }
+  }
+  if (m.concat() || m.has_vocabulary()) {
     json.update(Json{
         {"packing", base::enum_name(m.packing)},
         {"shuffle", m.shuffle},
@@ -197,6 +220,28 @@ class Reader {
   absl::Status status_;
 };
 
+losses::ColumnRanges read_ranges(const Json& json, Reader& read) {
+  losses::ColumnRanges ranges;
+  const auto list = json.find(kRanges);
+  if (list == json.end() || !list->is_array()) {
+    read.fail(kRanges, "expected a list");
+    return ranges;
+  }
+  for (const Json& range : *list) {
+    const bool fits = range.is_array() && range.size() == 2 && range[0].is_number_unsigned() &&
+        range[1].is_number_unsigned() && range[1].get<uint64_t>() <= static_cast<uint64_t>(kMaxSize);
+    if (!fits) {
+      read.fail(kRanges, "expected pairs of ids");
+      return {};
+    }
+    ranges.push_back({static_cast<int64_t>(range[0].get<uint64_t>()), range[1].get<int64_t>()});
+  }
+  if (!losses::are_columns(ranges, kMaxSize)) {
+    read.fail(kRanges, "expected ascending ranges of ids");
+  }
+  return ranges;
+}
+
 std::vector<DataFile> read_data(const Json& json, Reader& read) {
   std::vector<DataFile> files;
   const auto list = json.find("data");
@@ -285,13 +330,20 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
     return absl::DataLossError(absl::StrCat(source, ": format: expected ", kFormat));
   }
   const int64_t version = read.integer(*json, "version", 0, kMaxCount);
-  if (version < kFormatVersion || version > kConcatVersion) {
+  if (version < kFormatVersion || version > kVocabularyVersion) {
     return absl::FailedPreconditionError(absl::StrCat(
-        source, ": version: expected ", kFormatVersion, " to ", kConcatVersion, ", found ", version,
+        source, ": version: expected ", kFormatVersion, " to ", kVocabularyVersion, ", found ", version,
         "; this program reads no other version: capture again"));
   }
   Manifest manifest;
   manifest.rows = read_rows(*json, version, read);
+  if (version == kVocabularyVersion) {
+    manifest.rows.ranges = read_ranges(*json, read);
+    if (json->contains(kVocabulary)) {
+      manifest.vocabulary = read.digest(*json, kVocabulary);
+      manifest.masks = read.boolean(*json, kMasks);
+    }
+  }
   manifest.vocab_size = read.integer(*json, "vocab_size", 1, kMaxSize);
   manifest.teacher = read.text(*json, "teacher");
   if (json->contains("teacher_keys")) {
@@ -314,9 +366,9 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
   manifest.part_samples = read.integer(*json, "part_samples", 0, kMaxCount);
   manifest.parts = read.integer(*json, "parts", 0, kMaxCount);
   manifest.data = read_data(*json, read);
-  if (version == kConcatVersion) {
+  if (version >= kConcatVersion) {
     manifest.packing = read_name<data::PackingMode>(*json, "packing", read);
-    if (!manifest.concat()) {
+    if (!manifest.concat() && version == kConcatVersion) {
       read.fail("packing", "expected concat");
     }
     manifest.shuffle = read.boolean(*json, "shuffle");
@@ -341,6 +393,12 @@ std::vector<std::string> differences(const Manifest& expected, const Manifest& f
   if (expected.packing != found.packing) {
     lines.push_back(absl::StrCat(
         "packing: expected ", base::enum_name(expected.packing), ", found ", base::enum_name(found.packing)));
+  }
+  for (const char* key : {kRanges, kVocabulary}) { // which few caches have
+    const Json value = wanted.value(key, Json()), other = has.value(key, Json());
+    if (value != other && (value.is_null() || other.is_null())) {
+      lines.push_back(absl::StrCat(key, ": expected ", value.dump(), ", found ", other.dump()));
+    }
   }
   for (const auto& [key, value] : wanted.items()) {
     // These keys follow from the kind and the packing.

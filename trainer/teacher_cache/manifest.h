@@ -21,6 +21,7 @@ namespace distill::teacher_cache {
 inline constexpr int64_t kFormatVersion = 1;
 inline constexpr int64_t kSparseVersion = 2;
 inline constexpr int64_t kConcatVersion = 3;
+inline constexpr int64_t kVocabularyVersion = 4; // of a teacher whose distribution is not over its first tokens
 
 // The keys of the configuration's teacher section that `distill verify` needs to compute rows again.
 struct TeacherKeys {
@@ -45,6 +46,10 @@ struct DataFile {
 struct Manifest {
   RowFormat rows;
   int64_t vocab_size = 0; // rows of the teacher's lm_head, which a cache of hidden states has in head/
+  // Where the teacher has been loaded with the student's numbers of its tokens: Vocabulary::rows_hash(). The tables in
+  // head/ have this order, and the tokenizer there is the student's.
+  std::optional<base::Digest> vocabulary;
+  bool masks = false; // with such an order: documents have no targets from a token on that the teacher lacks
   std::string teacher; // folder that it was read from
   TeacherKeys teacher_keys; // no part of the identity, like paths
   std::string teacher_shape; // text
@@ -63,6 +68,10 @@ struct Manifest {
   int64_t data_seed = 0;
   std::vector<DataFile> data;
 
+  // Whether the form of the manifest is that of kVocabularyVersion.
+  bool has_vocabulary() const {
+    return vocabulary.has_value() || !rows.ranges.empty();
+  }
   bool concat() const {
     return packing == data::PackingMode::kConcat;
   }

@@ -57,7 +57,7 @@ at::Tensor make_rows(const RowFormat& format, const RowSource& source, const los
   losses::CaptureInputs inputs;
   inputs.hidden_NG = padding == 0 ? source.hidden_RG : at::constant_pad_nd(source.hidden_RG, {0, 0, 0, padding});
   inputs.weight_VG = source.lm_head_VG;
-  inputs.vocab_size = format.columns;
+  inputs.columns = format.column_ranges();
   inputs.softcap = format.softcap;
   inputs.temperature = format.temperature;
   inputs.meta_device = source.meta_device;
@@ -77,7 +77,7 @@ at::Tensor make_rows(const RowFormat& format, const RowSource& source, const los
 void give_teacher(const RowFormat& format, const at::Tensor& rows_NW, losses::LinearHeadInputs& inputs) {
   const SparseRows rows = decode_sparse(format, rows_NW);
   inputs.teacher_temperature = format.temperature;
-  inputs.vocab_size = format.columns;
+  inputs.columns = format.column_ranges();
   if (format.kind == TeacherKind::kTopK) {
     inputs.topk_ids_NK = rows.ids_RK;
     inputs.topk_log_probs_NK = rows.values_RK;

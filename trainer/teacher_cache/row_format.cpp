@@ -121,12 +121,12 @@ std::string describe(const RowFormat& format) {
   if (format.kind == losses::TeacherKind::kTopK) {
     return absl::StrFormat(
         "the %d most probable tokens of %d and the probability of the others, in %s, at temperature %g", format.entries,
-        format.columns, base::enum_name(format.encoding), format.temperature);
+        losses::count_columns(format.column_ranges()), base::enum_name(format.encoding), format.temperature);
   }
   if (format.kind == losses::TeacherKind::kSampled) {
     return absl::StrFormat(
-        "%d draws from %d tokens with exponent %g and seed %d, at temperature %g", format.entries, format.columns,
-        format.exponent, format.seed, format.temperature);
+        "%d draws from %d tokens with exponent %g and seed %d, at temperature %g", format.entries,
+        losses::count_columns(format.column_ranges()), format.exponent, format.seed, format.temperature);
   }
   return absl::StrFormat("hidden states of %d in %s", format.hidden_size, base::enum_name(format.encoding));
 }
@@ -144,12 +144,16 @@ absl::Status validate(const RowFormat& format) {
   }
   const bool topk = format.kind == losses::TeacherKind::kTopK;
   status.Update(expect(
+      losses::are_columns(format.ranges, format.columns), "ranges",
+      absl::StrCat("ascending ranges of ids below ", format.columns)));
+  status.Update(expect(
       format.encoding == Encoding::kFloat32 || (topk && format.encoding == Encoding::kFloat16), "encoding",
       topk ? "float16 or float32 of log-probabilities" : "float32 of the weights of samples"));
   status.Update(expect(
       format.columns > 0 && format.columns < kMaxColumns, "columns",
       absl::StrCat("an integer from 1 to ", kMaxColumns - 1)));
-  const int64_t most = topk ? std::min(losses::kMaxEntries, format.columns) : losses::kMaxEntries;
+  const int64_t most =
+      topk ? std::min(losses::kMaxEntries, losses::count_columns(format.column_ranges())) : losses::kMaxEntries;
   status.Update(
       expect(format.entries > 0 && format.entries <= most, "entries", absl::StrCat("an integer from 1 to ", most)));
   constexpr losses::RealRange kTemperatures = losses::range_of(&losses::LossOptions::temperature);

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "data/base/enum_names.h"
+#include "losses/head/columns.h"
 #include "losses/teacher_kind.h"
 
 // The bytes that a cache stores for one token: the teacher's prediction of the token that follows. R tokens, W bytes of
@@ -35,14 +36,21 @@ struct RowFormat {
   losses::TeacherKind kind = losses::TeacherKind::kHidden;
   // The members below describe rows of kTopK and kSampled.
   int64_t entries = 0; // tokens of a row: K of top-k, S draws
-  int64_t columns = 0; // of the vocabulary that they are from
+  int64_t columns = 0; // ids are below it
   double temperature = 1; // of the distribution
   double softcap = 0; // of its logits; 0: none
   double exponent = 1; // of the probabilities that were drawn from (kSampled)
   int64_t seed = 0; // of the draws (kSampled)
+  // The ids that are columns of the distribution, where these are not all below `columns`; of a hidden state: where its
+  // teacher's tokens have been numbered as the student's (trainer/teacher/vocabulary.h). Empty: there are no others.
+  losses::ColumnRanges ranges;
 
   bool is_sparse() const { // a few columns of the vocabulary, in place of a hidden state
     return losses::is_sparse(kind);
+  }
+  // The columns of the distribution, of a few tokens.
+  losses::ColumnRanges column_ranges() const {
+    return ranges.empty() ? losses::ColumnRanges{{0, columns}} : ranges;
   }
   int64_t row_bytes() const; // W
   bool operator==(const RowFormat&) const = default;

@@ -35,11 +35,11 @@ int64_t count_rows(const data::Stretch& stretch, bool followed) {
   const int64_t last = shard.document_begin(stretch.document + 1) - 1;
   const int64_t end = std::min(begin + stretch.tokens, last);
   int64_t rows = followed && begin + stretch.tokens > last ? 1 : 0;
-  if (!shard.has_loss_mask()) {
+  if (!shard.has_loss_mask() && shard.left_out().empty()) {
     return rows + std::max<int64_t>(0, end - begin);
   }
   for (int64_t token = begin; token < end; ++token) {
-    rows += shard.in_loss(token + 1) ? 1 : 0;
+    rows += shard.has_target(token + 1) ? 1 : 0;
   }
   return rows;
 }
@@ -100,8 +100,8 @@ absl::StatusOr<CapturePlan> plan_capture(
     const config::Config& config, const Environment& environment, const CaptureInputs& inputs, int64_t world_size,
     int64_t ranks_on_host) {
   CapturePlan plan;
-  const models::ModelConfig& teacher = inputs.teacher.config;
-  ASSIGN_OR_RETURN(plan.manifest, make_manifest(config, environment, teacher, inputs.data));
+  const models::ModelConfig& teacher = inputs.teacher.model().config;
+  ASSIGN_OR_RETURN(plan.manifest, make_manifest(config, environment, inputs.teacher, inputs.data));
   divide(config, environment, teacher, inputs.data, plan);
   ASSIGN_OR_RETURN(
       const plan::Machine machine,
@@ -121,11 +121,12 @@ absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
     return std::optional<CapturePlan>();
   }
   const config::Config own = capture_config(config, world_size);
-  ASSIGN_OR_RETURN(const models::ModelConfig teacher, read_teacher_model(own));
+  ASSIGN_OR_RETURN(const TeacherSpec spec, read_teacher(own));
+  const models::ModelConfig& teacher = spec.model().config;
   ASSIGN_OR_RETURN(const PaperDevice paper, device_on_paper(own));
   const Environment& environment = paper.environment;
   CapturePlan plan;
-  ASSIGN_OR_RETURN(plan.manifest.rows, row_format(own, environment, teacher));
+  ASSIGN_OR_RETURN(plan.manifest.rows, row_format(own, environment, spec));
   plan.manifest.packing = own.data.packing;
   std::vector<std::string> paths;
   for (const std::vector<config::DataSet>* sets : {&own.data.train, &own.data.eval}) {

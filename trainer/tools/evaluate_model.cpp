@@ -60,7 +60,6 @@ absl::StatusOr<EvalReport> evaluate_model(config::Config config) {
   MicroBatchRunner micro(
       config, *student, teachers, /*memory=*/{},
       models::BlockFunctions{.tile_tokens = config.memory.forward_tile_tokens()});
-  micro.watch_teacher_tokens(inputs.teacher_tokens);
   ASSIGN_OR_RETURN(
       const EvaluationResult result,
       evaluate_dataset(

@@ -15,6 +15,7 @@
 #include "data/base/mapped_file.h"
 #include "data/base/status_macros.h"
 #include "data/shard.h"
+#include "data/token_limits.h"
 #include "trainer/hf/folder_weights.h"
 #include "trainer/models/units.h"
 #include "trainer/setup/read_model.h"
@@ -50,6 +51,22 @@ absl::StatusOr<data::Shard> open_captured(const DataFile& file) {
     return absl::FailedPreconditionError(absl::StrCat(file.path, ": was changed after the capture"));
   }
   return shard;
+}
+
+// The tokens of a shard that are no columns of a cache's distributions, from which on documents have no targets.
+data::TokenLimits without_columns(const teacher_cache::RowFormat& rows, const data::Shard& shard) {
+  data::TokenLimits limits;
+  int64_t id = 0;
+  for (const auto& [begin, end] : rows.ranges) {
+    for (; id < begin; ++id) {
+      limits.documents.masked.push_back(id);
+    }
+    id = end;
+  }
+  for (; id < static_cast<int64_t>(shard.header().vocab_size); ++id) {
+    limits.documents.masked.push_back(id);
+  }
+  return limits;
 }
 
 struct Covered {
@@ -226,7 +243,10 @@ class DocumentPrinter {
       : index_(index), text_(text), reader_(std::move(reader)) {}
 
   absl::StatusOr<std::string> print(const CachedDocument& place, int64_t max_tokens) {
-    ASSIGN_OR_RETURN(const data::Shard shard, open_captured(index_.manifest().data[place.shard]));
+    ASSIGN_OR_RETURN(data::Shard shard, open_captured(index_.manifest().data[place.shard]));
+    if (index_.manifest().masks) {
+      RETURN_IF_ERROR(data::leave_out_masked(shard, without_columns(index_.manifest().rows, shard)).status());
+    }
     std::vector<int64_t> ids(static_cast<size_t>(shard.document_length(place.document)));
     RETURN_IF_ERROR(shard.read_tokens(shard.document_begin(place.document), absl::MakeSpan(ids)));
     const auto all = index_.document(place.shard, static_cast<uint32_t>(place.document));
@@ -281,7 +301,7 @@ class DocumentPrinter {
     const auto begin = static_cast<int64_t>(stretch.entry.begin), end = begin + stretch.entry.tokens;
     std::vector<int64_t> places;
     for (int64_t at = begin; at < std::min(end, length - 1); ++at) {
-      if (shard.in_loss(first + at + 1)) {
+      if (shard.has_target(first + at + 1)) {
         places.push_back(at);
       }
     }

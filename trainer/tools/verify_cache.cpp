@@ -32,6 +32,10 @@ config::Config config_of(const CacheCheckRequest& request, const Manifest& manif
   config.teacher.cache = request.cache;
   config.teacher.ignore_config_keys = manifest.teacher_keys.ignore_config_keys;
   config.teacher.tokenizer = manifest.teacher_keys.tokenizer;
+  if (manifest.vocabulary) { // the teacher's tokens have the numbers of a student, whose tokenizer the cache has
+    config.teacher.missing_tokens = manifest.masks ? config::MissingTokens::kMask : config::MissingTokens::kRefuse;
+    config.student.tokenizer = absl::StrCat(request.cache, "/", teacher_cache::kHeadFolder);
+  }
   config.teacher.float8_exceptions = manifest.teacher_keys.float8_exceptions;
   config.teacher.dtype = manifest.teacher_keys.float8 ? config::ComputeDtype::kFloat8 : config.teacher.dtype;
   config.train.dtype = manifest.compute_dtype == "bfloat16" ? config::RunDtype::kBFloat16 : config::RunDtype::kFloat32;
@@ -108,6 +112,7 @@ class Recomputation {
     inputs.teacher_hidden_NG = hidden_RG;
     inputs.teacher_weight_VG = inputs.weight_VH;
     inputs.hidden_NH = teacher_cache::decode(rows_, stored_RW, hidden_RG.scalar_type());
+    inputs.columns = rows_.ranges;
     losses::LossOptions options;
     options.student_softcap = options.teacher_softcap = teacher_.config().final_softcap;
     add_kl(metrics(inputs, options)[losses::kForwardKl], difference);
@@ -236,7 +241,7 @@ absl::Status recompute(
   }
   ASSIGN_OR_RETURN(
       const auto teacher,
-      load_model(environment, inputs.teacher, Role::kTeacher, {.progress = config::ProgressStyle::kAuto}));
+      load_model(environment, inputs.teacher.model(), Role::kTeacher, {.progress = config::ProgressStyle::kAuto}));
   Recomputation again(config, *teacher, manifest.rows);
   Difference difference;
   const int64_t micro = config.train.micro_batch_size;

@@ -25,6 +25,7 @@
 #include "trainer/teacher_cache/part_thread.h"
 #include "trainer/teacher_cache/rows_to_write.h"
 #include "trainer/tools/capture_plan.h"
+#include "trainer/tools/captured_mass.h"
 
 namespace distill::trainer {
 namespace {
@@ -140,7 +141,7 @@ absl::Status Capture::check_precision() const {
   ASSIGN_OR_RETURN(
       const auto error,
       float8_gate::check_teacher(
-          config_, context_.environment(), mesh_, inputs_.teacher,
+          config_, context_.environment(), mesh_, inputs_.teacher.model(),
           *inputs_.data.back())); // data.eval, if there is some
   if (error && mesh_.is_main()) {
     metrics::log_info(absl::StrCat("float8 teacher against the same in its compute dtype: ", error->text()));
@@ -154,7 +155,12 @@ absl::Status Capture::write_head() {
   if (!mesh_.is_main()) {
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(plan_.manifest.head, teacher_cache::write_head(config_.teacher.cache, config_.teacher, head));
+  const bool renumbered = plan_.manifest.vocabulary.has_value();
+  ASSIGN_OR_RETURN(
+      plan_.manifest.head,
+      teacher_cache::write_head(
+          config_.teacher.cache, config_.teacher, head,
+          {renumbered ? &config_.student : &config_.teacher, renumbered ? plan_.manifest.vocab_size : 0}));
   return teacher_cache::begin_cache(config_.teacher.cache, plan_.manifest);
 }
 
@@ -294,10 +300,11 @@ absl::StatusOr<CaptureResult> Capture::run() {
   }
   limit_memory(config_, context_.environment(), plan_.memory, plan_.overflows);
   RETURN_IF_ERROR(agree(mesh_, check_precision()));
-  ASSIGN_OR_RETURN(teacher_, load_teacher_alone(config_, context_.environment(), mesh_, inputs_.teacher));
+  ASSIGN_OR_RETURN(teacher_, load_teacher_alone(config_, context_.environment(), mesh_, inputs_.teacher.model()));
   step_ = std::make_unique<CaptureStep>(
       config_, *teacher_.weights, plan_.manifest.rows,
       models::BlockFunctions{.tile_tokens = config_.memory.forward_tile_tokens()});
+  RETURN_IF_ERROR(check_captured_mass(config_, inputs_, *teacher_.weights, *step_, mesh_));
   RETURN_IF_ERROR(agree(mesh_, write_head()));
   share_head(mesh_, plan_.manifest);
   writer_ = std::make_unique<teacher_cache::PartThread>(folder, plan_.manifest);

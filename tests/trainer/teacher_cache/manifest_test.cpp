@@ -58,6 +58,51 @@ TEST(Manifest, OfConcatenatedDocumentsReadsBackAsWritten) {
   }
 }
 
+TEST(Manifest, OfATeacherWithOtherIdsReadsBackAsWritten) {
+  for (const Manifest& plain : {tiny_manifest(), sampled_manifest()}) {
+    Manifest manifest = plain;
+    manifest.rows.ranges = {{0, 7}, {9, 30}};
+    manifest.vocabulary = base::sha256("rows", 4);
+    manifest.masks = true;
+    for (const bool concat : {false, true}) {
+      manifest.packing = concat ? data::PackingMode::kConcat : data::PackingMode::kPack;
+      const auto back = parse_manifest(to_json(manifest), "manifest.json");
+      ASSERT_TRUE(back.ok()) << back.status();
+      EXPECT_EQ(to_json(*back), to_json(manifest));
+      EXPECT_EQ(back->rows, manifest.rows);
+      EXPECT_EQ(back->vocabulary, manifest.vocabulary);
+      EXPECT_TRUE(back->masks);
+      EXPECT_EQ(back->concat(), concat);
+    }
+    manifest.packing = plain.packing;
+    EXPECT_NE(manifest.id(), plain.id());
+    EXPECT_THAT(
+        differences(manifest, plain),
+        ElementsAre("column_ranges: expected [[0,7],[9,30]], found null", HasSubstr("vocabulary: expected \"")));
+    EXPECT_EQ(differences(plain, manifest).size(), 2U);
+    Manifest other = manifest;
+    other.masks = false;
+    EXPECT_THAT(differences(manifest, other), ElementsAre("masks_missing_tokens: expected true, found false"));
+    other = manifest;
+    other.rows.ranges = {{0, 30}};
+    EXPECT_THAT(differences(manifest, other), ElementsAre(HasSubstr("column_ranges: expected [[0,7],[9,30]], found")));
+  }
+}
+
+TEST(Manifest, RangesThatAreNoneAreNamed) {
+  Manifest manifest = sampled_manifest();
+  manifest.rows.ranges = {{0, 7}, {9, 30}};
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {"9,", "6,"}, {"9,", "-9,"}, {"30", "50"}, {"30", "9"}, {"30", "\"a\""}}) {
+    std::string text = to_json(manifest);
+    text.erase(std::remove_if(text.begin(), text.end(), [](char c) { return c == ' ' || c == '\n'; }), text.end());
+    const size_t at = text.find(from, text.find("column_ranges"));
+    ASSERT_NE(at, std::string::npos);
+    text.replace(at, from.size(), to);
+    EXPECT_THAT(std::string(parse_manifest(text, "m.json").status().message()), HasSubstr("ranges: expected")) << to;
+  }
+}
+
 // Earlier versions of the program wrote these bytes: their caches keep their identity.
 TEST(Manifest, OfHiddenStatesHasTheIdentityThatItAlwaysHad) {
   EXPECT_EQ(base::hex(tiny_manifest().id()), "b62b93148aa50ddebb2cededabcc7fc3e38ffbe06cced814581ed09506edded7");
@@ -141,10 +186,10 @@ TEST(Manifest, EveryOtherDifferenceIsNamedWithBothValues) {
 
 TEST(Manifest, AnotherVersionIsNamedWithBoth) {
   std::string text = to_json(tiny_manifest());
-  text.replace(text.find("\"version\": 1"), 12, "\"version\": 4");
+  text.replace(text.find("\"version\": 1"), 12, "\"version\": 5");
   const absl::Status status = parse_manifest(text, "manifest.json").status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("manifest.json: version: expected 1 to 3, found 4"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("manifest.json: version: expected 1 to 4, found 5"));
 }
 
 TEST(Manifest, WrongMembersAreNamed) {

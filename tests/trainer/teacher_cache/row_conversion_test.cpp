@@ -67,7 +67,7 @@ TEST(RowConversion, IdsOfEverySizeReadBack) {
     EXPECT_TRUE(at::equal(inputs.topk_ids_NK, ids)) << inputs.topk_ids_NK;
     EXPECT_TRUE(at::equal(inputs.topk_log_probs_NK, values));
     EXPECT_TRUE(at::equal(inputs.tail_N, at::tensor({0.125f, 0.5f})));
-    EXPECT_EQ(inputs.vocab_size, columns);
+    EXPECT_EQ(inputs.columns, (losses::ColumnRanges{{0, columns}}));
   }
 }
 

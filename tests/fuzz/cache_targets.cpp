@@ -82,7 +82,8 @@ absl::Status read_rows_of(const std::string& part) {
   for (const bool other_contexts : {false, true}) {
     ASSIGN_OR_RETURN(
         const auto rows,
-        teacher_cache::CacheReader::open(index, *cached.data, {kSource, /*partial=*/true, other_contexts}));
+        teacher_cache::CacheReader::open(
+            index, *cached.data, {.data_key = kSource, .partial = true, .other_contexts = other_contexts}));
     for (int64_t sample = 0; sample < cached.data->num_samples(); ++sample) {
       ASSIGN_OR_RETURN(const data::Batch batch, cached.data->batch(sample, 1));
       const auto read = rows->read(batch);

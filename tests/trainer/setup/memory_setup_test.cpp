@@ -48,6 +48,7 @@ class AgreeOnGathers : public testing::Test {
     config_.parallel.gather = config::Gather::kAuto;
     config_.parallel.slots = config::kAutomatic;
     inputs_.student.config = tiny_model(5);
+    inputs_.teachers.emplace_back();
   }
   // What another rank says of its plan: whether it copies, its slots, the number of blocks whose optimizer state it has
   // on the host (none of them updated there), its tiles (0: none), and that it recomputes what blocks recompute here.

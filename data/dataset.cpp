@@ -141,6 +141,7 @@ void Dataset::check_every_teacher(base::ProblemList& problems) const {
         sources_.begin(), sources_.end(), [&](const Source& source) { return source.teacher == in_sources; });
     if (!named) {
       std::vector<std::string> paths;
+      paths.reserve(options_.sources.size());
       for (const DataSource& source : options_.sources) {
         paths.push_back(source.path);
       }

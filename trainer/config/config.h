@@ -495,6 +495,7 @@ struct Config {
   // The names of `teachers`.
   std::vector<std::string> teacher_names() const {
     std::vector<std::string> names;
+    names.reserve(teachers.size());
     for (const NamedTeacher& named : teachers) {
       names.push_back(named.name);
     }

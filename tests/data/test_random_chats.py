@@ -113,7 +113,7 @@ def compare_one(name, chat, encoder, wrapped):
     mask = expected_mask(name, chat, text)
     if not out.documents:
         return "nothing with loss" if mask is None or not mask.any() else "DIFFERENT: left out"
-    ids, in_loss, _ = out.documents[0]
+    ids, in_loss, *_ = out.documents[0]
     if list(map(int, ids)) != expected[0]:
         return "DIFFERENT: ids"
     if mask is None:

@@ -344,12 +344,12 @@ at::Tensor block_forward(
     const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH, BlockSaved* saved) {
   BlockSaved all;
   SublayerInput input = forward_attention(context, params, x_NH, all);
-  at::Tensor y_NH = tile_count(x_NH.size(0), context.tile_tokens) > 1
-      ? forward_mlp_in_tiles(context, params, input, /*in_place=*/saved == nullptr)
-      : forward_mlp(context, params, std::move(input), /*first_token=*/0, all);
+  const bool tiled = tile_count(x_NH.size(0), context.tile_tokens) > 1;
+  at::Tensor y_NH = tiled ? forward_mlp_in_tiles(context, params, input, /*in_place=*/saved == nullptr)
+                          : forward_mlp(context, params, std::move(input), /*first_token=*/0, all);
   if (saved != nullptr) {
     *saved = std::move(all);
-  } else if (!context.kind.mlp_norms.after) {
+  } else if (!tiled && !context.kind.mlp_norms.after) {
     // Into the memory of the stream before it, which nothing else reads: the result itself lies behind the block's
     // widest tensors, and would leave holes in the device's memory, 0.7 GiB of them in 8B <- 8B.
     y_NH = all.mid_NH.copy_(y_NH);

@@ -6,6 +6,7 @@
 
 #include "data/shard.h"
 #include "tests/data/fixtures.h"
+#include "tests/data/tokenizer_folder.h"
 
 namespace distill::data {
 namespace {
@@ -14,23 +15,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
 
-class TokenizerTest : public testing::FolderTest {
- protected:
-  static Json bpe() {
-    return Json::parse(R"({
-      "version": "1.0",
-      "added_tokens": [{"id": 5, "content": "<|end|>", "special": true}],
-      "normalizer": null,
-      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-      "model": {"type": "BPE", "unk_token": null, "byte_fallback": false,
-                "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4}, "merges": [["a", "b"], ["ab", "c"]]}})");
-  }
-  Tokenizer read(const Json& json, const std::string& name = "tokenizer.json") {
-    const auto tokenizer = read_tokenizer(write(name, json.dump()));
-    TORCH_CHECK(tokenizer.ok(), tokenizer.status().ToString());
-    return *tokenizer;
-  }
-};
+using TokenizerTest = testing::TokenizerFolderTest;
 
 TEST_F(TokenizerTest, TheHashIsTheOneThatTokenizePyComputes) {
   const auto tokenizer = read_tokenizer(DISTILL_GOLDEN);

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/data/fixtures.h"
+#include "tests/data/tokenizer_folder.h"
 
 namespace distill::data {
 namespace {
@@ -16,21 +16,8 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using Json = nlohmann::json;
 
-class VocabularyMapTest : public testing::FolderTest {
+class VocabularyMapTest : public testing::TokenizerFolderTest {
  protected:
-  static Json bpe() {
-    return Json::parse(R"({
-      "added_tokens": [{"id": 5, "content": "<|end|>", "special": true}],
-      "normalizer": null,
-      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-      "model": {"type": "BPE", "unk_token": null, "byte_fallback": false,
-                "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4}, "merges": [["a", "b"], ["ab", "c"]]}})");
-  }
-  Tokenizer read(const Json& json, const std::string& name = "tokenizer.json") {
-    const auto tokenizer = read_tokenizer(write(name, json.dump()));
-    TORCH_CHECK(tokenizer.ok(), tokenizer.status().ToString());
-    return *tokenizer;
-  }
   absl::StatusOr<VocabularyMap> map(const Json& teacher, const Json& student) {
     return map_vocabularies(read(teacher), read(student, "student.json"));
   }

@@ -141,6 +141,8 @@ def compile_on_demand(rule, shapes):
                 if out.requires_grad:
                     torch.autograd.grad(out, tensors, torch.ones_like(out))
             torch.cuda.synchronize()
+            del tensors, ends, out
+            torch.cuda.empty_cache()  # what is measured next needs the memory
             print("done", flush=True)
         except Exception as error:  # whatever Triton or the library's own check raises
             print(str(error).splitlines()[0] if str(error) else type(error).__name__, flush=True)
@@ -207,6 +209,10 @@ def main():
         print(f"{describe(shape)}: forward {forward[shape]:.3f} ms", flush=True)
     if not args.only_forward:
         compile_pass(compilers, "backward")
+    for compiler in compilers:  # what is measured next needs their memory
+        compiler.stdin.close()
+        compiler.wait()
+    if not args.only_forward:
         for shape in shapes:
             tensors, ends = inputs(*shape)
             try:
@@ -216,8 +222,6 @@ def main():
             except Exception as error:  # as in errors()
                 print(f"{describe(shape)}: no backward pass: {str(error).splitlines()[0]}", flush=True)
                 break
-    for compiler in compilers:
-        compiler.stdin.close()
     found = errors(rule, shapes[0][0], args.only_forward)
     print("errors against fp64: " + ", ".join(f"{name} {error:.1e}" for name, error in found), flush=True)
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Times flash-linear-attention's gated delta rule at the shapes of models_gpu_speed's DeltaSpeed, and its error.
 
-For each shape, on the first GPU in bf16: milliseconds of the forward pass, then those of the backward pass (forward and
-backward together less the forward pass; medians of 10). At last, for 600 tokens, the errors of the output and of the
-gradients against the recurrence in fp64. The backward pass needs Triton 3.7.1 or newer on Hopper.
+On the first GPU in bf16: first the errors of the output and of the gradients against the recurrence in fp64, for 600
+tokens, and then for each shape milliseconds of the forward pass and those of the backward pass (forward and backward
+together less the forward pass; medians of 10). Each line is printed as soon as it is known. The backward pass needs
+Triton 3.7.1 or newer on Hopper.
 
-Triton tries many variants of each kernel, and compiles all of them for each number of heads anew. Before each pass,
-processes compile a part of them each, side by side, and leave them in Triton's cache (TRITON_CACHE_DIR).
+Triton tries many variants of each kernel, and compiles all of them for each number of heads anew. So processes compile
+a part of them each, side by side, leave them in Triton's cache (TRITON_CACHE_DIR), and end before anything is measured,
+at the latest after six tenths of --limit. After --limit the script ends, whatever it has printed by then.
 
   pip install fla-core einops && scripts/benches/bench_delta_rule.py --shapes 32x8192x8192,32x65536x65536
   build/release/tests/trainer/models/models_gpu_speed --gtest_filter='DeltaSpeed*'
@@ -19,13 +21,16 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
-from shared.command_line import argument_parser, fail
+from shared.command_line import argument_parser, at_least, fail
 
 SHAPES = [(32, 8192, 8192), (32, 8192, 700), (32, 65536, 65536), (32, 65536, 8192), (48, 8192, 8192), (48, 65536, 8192)]
 KEY_HEADS, DIM = 16, 128
 PARTS = min(os.cpu_count() or 1, 16)  # processes that compile
+COMPILERS = []  # those that run
+TOO_LATE = 124  # the exit code after --limit
 
 
 def milliseconds(call, runs=10):
@@ -92,60 +97,86 @@ def describe(shape):
     return f"{heads} value heads, {tokens} tokens, documents of {document}"
 
 
-def start_compilers(shapes):
-    """Processes that wait for the name of a pass, run it with their part of the variants, and answer with a line."""
+def compile_beside(shapes, only_forward, seconds):
+    """Runs the first shape of each number of heads in PARTS processes, and ends them after so many seconds."""
     first = {heads: "x".join(map(str, (heads, tokens, document))) for heads, tokens, document in reversed(shapes)}
-    return [
-        subprocess.Popen(
-            [sys.executable, __file__, "--compile", str(part), "--shapes", ",".join(first.values())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for part in range(PARTS)
-    ]
+    begin = time.monotonic()
+    more = ["--only-forward"] if only_forward else []
+    for part in range(PARTS):
+        command = [sys.executable, __file__, "--compile", str(part), "--shapes", ",".join(first.values()), *more]
+        COMPILERS.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    answers = []
+    for process in COMPILERS:
+        try:
+            lines = process.communicate(timeout=max(0.1, begin + seconds - time.monotonic()))[0].split("\n")
+            answers += [line for line in lines if line] or [f"a process ended with {process.returncode}"]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()  # what is measured next needs its memory
+            answers.append("a process was not done in time, and its variants are compiled later")
+    COMPILERS.clear()
+    problems = [f"{answers.count(answer)} x {answer}" for answer in sorted({*answers} - {"done"})]
+    print("; ".join([f"compiled in {time.monotonic() - begin:.0f} s", *problems]), flush=True)
 
 
-def compile_pass(compilers, which):
-    start = time.monotonic()
-    for compiler in compilers:
-        print(which, file=compiler.stdin, flush=True)
-    answers = [compiler.stdout.readline().strip() for compiler in compilers]
-    problems = sorted({answer or "a process ended" for answer in answers} - {"done"})
-    print(f"compiled the {which} pass in {time.monotonic() - start:.0f} s", *problems, sep="; ", flush=True)
+def end_after(seconds):
+    """Ends this process and those that compile once so many seconds are over."""
+
+    def end():
+        print(f"not done within {seconds} s", flush=True)
+        for process in COMPILERS:
+            process.kill()
+        os._exit(TOO_LATE)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def keep_part_of_variants(part):
-    """Leaves each kernel that is defined from now on one part of its variants."""
-    from triton.runtime.autotuner import Autotuner
+    """Leaves each kernel that is defined from now on one part of its variants, and passes over those that cannot run.
 
-    whole = Autotuner.__init__
+    Autotuning passes over them too, but a single variant is called without it.
+    """
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    whole, run = Autotuner.__init__, Autotuner.run
 
     def initialise(self, function, names, configs, *args, **kwargs):
         whole(
             self, function, names, configs and (configs[part::PARTS] or [configs[part % len(configs)]]), *args, **kwargs
         )
 
-    Autotuner.__init__ = initialise
+    def run_if_possible(self, *args, **kwargs):
+        try:
+            return run(self, *args, **kwargs)
+        except (CompileTimeAssertionFailure, OutOfResources, PTXASError):
+            return None  # what it would have written does not matter here
+
+    Autotuner.__init__, Autotuner.run = initialise, run_if_possible
 
 
-def compile_on_demand(rule, shapes):
+def compile_part(rule, shapes, only_forward):
+    """What a process of compile_beside does; prints "done", or a line about what went wrong."""
     import torch
 
-    for line in sys.stdin:
-        try:
-            for shape in shapes:
-                tensors, ends = inputs(*shape)
-                with torch.set_grad_enabled(line.strip() == "backward"):
-                    out = rule(tensors, ends)
-                if out.requires_grad:
-                    torch.autograd.grad(out, tensors, torch.ones_like(out))
-            torch.cuda.synchronize()
-            del tensors, ends, out
-            torch.cuda.empty_cache()  # what is measured next needs the memory
-            print("done", flush=True)
-        except Exception as error:  # whatever Triton or the library's own check raises
-            print(str(error).splitlines()[0] if str(error) else type(error).__name__, flush=True)
+    try:
+        for shape in shapes:
+            tensors, ends = inputs(*shape)
+            with torch.set_grad_enabled(not only_forward):
+                out = rule(tensors, ends)
+            if not only_forward:
+                torch.autograd.grad(out, tensors, torch.ones_like(out))
+        torch.cuda.synchronize()
+        print("done", flush=True)
+    except Exception as error:  # whatever Triton or the library's own check raises
+        print(first_line(error), flush=True)
+
+
+def first_line(error):
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def errors(rule, heads, only_forward):
@@ -162,7 +193,7 @@ def errors(rule, heads, only_forward):
     try:
         found = torch.autograd.grad(out, tensors, direction)
     except Exception as error:  # whatever Triton or the library's own check raises
-        print(f"no backward pass: {str(error).splitlines()[0]}")
+        print(f"no backward pass: {first_line(error)}", flush=True)
         return
     wanted = torch.autograd.grad(expected, exact, direction.double())
     for name, one, other in zip(("q", "k", "v", "decay", "beta"), found, wanted):
@@ -176,6 +207,7 @@ def main():
         "--shapes", default=all_shapes, help="value heads x tokens x tokens of a document (default: %(default)s)"
     )
     parser.add_argument("--only-forward", action="store_true", help="no backward passes")
+    parser.add_argument("--limit", type=at_least(1), default=200, help="seconds (default: %(default)s)")
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     shapes = shapes_of(args.shapes)
@@ -195,35 +227,36 @@ def main():
         return chunk_gated_delta_rule(*tensors, use_qk_l2norm_in_kernel=True, cu_seqlens=ends)[0]
 
     if args.compile is not None:
-        compile_on_demand(rule, shapes)
+        compile_part(rule, shapes, args.only_forward)
         return
+    end_after(args.limit)
     versions = f"flash-linear-attention {fla.__version__}, Triton {triton.__version__}, torch {torch.__version__}"
     print(f"{versions}, {torch.cuda.get_device_name()}", flush=True)
-    compilers = start_compilers(shapes)
-    forward = {}
-    compile_pass(compilers, "forward")
-    for shape in shapes:
-        tensors, ends = inputs(*shape)
-        with torch.no_grad():
-            forward[shape] = milliseconds(lambda: rule(tensors, ends))  # noqa: B023
-        print(f"{describe(shape)}: forward {forward[shape]:.3f} ms", flush=True)
-    if not args.only_forward:
-        compile_pass(compilers, "backward")
-    for compiler in compilers:  # what is measured next needs their memory
-        compiler.stdin.close()
-        compiler.wait()
-    if not args.only_forward:
-        for shape in shapes:
-            tensors, ends = inputs(*shape)
-            try:
-                direction = torch.randn_like(tensors[2])
-                both = milliseconds(lambda: torch.autograd.grad(rule(tensors, ends), tensors, direction))  # noqa: B023
-                print(f"{describe(shape)}: backward {both - forward[shape]:.3f} ms", flush=True)
-            except Exception as error:  # as in errors()
-                print(f"{describe(shape)}: no backward pass: {str(error).splitlines()[0]}", flush=True)
-                break
+    compile_beside(shapes, args.only_forward, 0.6 * args.limit)
     found = errors(rule, shapes[0][0], args.only_forward)
     print("errors against fp64: " + ", ".join(f"{name} {error:.1e}" for name, error in found), flush=True)
+    torch.cuda.empty_cache()
+    for shape in shapes:
+        measure(rule, shape, args.only_forward)
+
+
+def measure(rule, shape, only_forward):
+    """Prints the milliseconds of a shape."""
+    import torch
+
+    tensors, ends = inputs(*shape)
+    with torch.no_grad():
+        forward = milliseconds(lambda: rule(tensors, ends))
+    print(f"{describe(shape)}: forward {forward:.3f} ms", flush=True)
+    if only_forward:
+        return
+    direction = torch.randn_like(tensors[2])
+    try:
+        both = milliseconds(lambda: torch.autograd.grad(rule(tensors, ends), tensors, direction))
+    except Exception as error:  # as in errors()
+        print(f"{describe(shape)}: no backward pass: {first_line(error)}", flush=True)
+        return
+    print(f"{describe(shape)}: backward {both - forward:.3f} ms", flush=True)
 
 
 if __name__ == "__main__":

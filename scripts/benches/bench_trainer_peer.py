@@ -7,8 +7,12 @@
 The models are those of transformers with random weights, on random tokens; experts take its grouped products. The
 student has fp32 weights under FSDP2 (bf16 parameters, fp32 reduction), activation checkpointing and torch.compile of
 each block, and fused AdamW. The teacher is frozen, in bf16 and sharded by FSDP2 too; it is whole on the only GPU, and
-on each with --teacher-float8. The loss is JSD(0.5), computed in the forward of lm_head. A global batch has the same
-tokens on any number of ranks.
+on each with --teacher-float8 unless --shard-teacher is given. The loss is JSD(0.5), computed in the forward of lm_head.
+A global batch has the same tokens on any number of ranks.
+
+Of Qwen3.5's layers the gated delta rule and the convolution are flash-linear-attention's and causal-conv1d's. On a GPU
+the script ends where transformers would run its slow reference instead, unless --torch-delta-rule allows that. The
+backward pass needs Triton 3.7.1 or newer on Hopper.
 
 With --lora RANK the student has adapters of peft on every matrix of its blocks, in the dtype of its frozen weights, and
 the teacher is the student without them, so that the weights are in memory once. That is for one GPU.
@@ -35,6 +39,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import bench_inputs
+from peers_trainer.delta_kernels import delta_functions, has_delta_rule, missing_kernels
 from peers_trainer.lora import OwnBase, adapted_student
 from peers_trainer.models import make_student, make_teacher
 from peers_trainer.steps import attention_kernels, measured_step, random_tokens, summary_of, train_step
@@ -42,6 +47,8 @@ from shared.command_line import argument_parser, at_least, fail
 
 # module: for pip
 PACKAGES = {"transformers": "transformers", "liger_kernel": "liger-kernel", "torchao": "torchao", "peft": "peft"}
+# What decides the figures of layers with a gated delta rule, too.
+DELTA_PACKAGES = ["fla-core", "causal-conv1d", "triton"]
 
 
 def parse_arguments(arguments=None):
@@ -77,6 +84,14 @@ def parse_arguments(arguments=None):
         default="sdpa",
         help="transformers' implementation; sdpa computes windows with a mask",
     )
+    parser.add_argument(
+        "--shard-teacher", action="store_true", help="shard a teacher in float8, too, which is whole otherwise"
+    )
+    parser.add_argument(
+        "--torch-delta-rule",
+        action="store_true",
+        help="on a GPU, allow transformers' reference in PyTorch for gated delta rules and their convolution",
+    )
     parser.add_argument("--lora", type=at_least(1), metavar="RANK", help="train adapters; the teacher is their base")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false", help="keep activations")
@@ -86,6 +101,8 @@ def parse_arguments(arguments=None):
     options.vocab = options.vocab or bench_inputs.config(options.student)["vocab_size"]
     if options.json and options.json.is_dir():
         parser.error(f"--json: expected a file, found the folder {options.json}")
+    if options.shard_teacher and not options.teacher_float8:
+        parser.error("--shard-teacher: expected --teacher-float8 beside it, since other teachers are sharded always")
     if options.lora and options.student != options.teacher:
         parser.error(f"--lora: expected the student's shape as --teacher, found {options.teacher}")
     if options.lora and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -113,6 +130,18 @@ def require_packages(options):
             fail(f"expected the package {module} for {use}, found none; install it with: {install}")
 
 
+def require_kernels(options):
+    """{function: module of its code} of the delta rule and its convolution; ends the script where no kernel runs."""
+    shapes = [shape for shape in (options.student, options.teacher) if has_delta_rule(shape)]
+    if not shapes:
+        return {}
+    functions = delta_functions(shapes[0])
+    missing = missing_kernels(functions)
+    if missing and options.device == "cuda" and not options.torch_delta_rule:
+        fail(f"expected kernels for the gated delta rule of {shapes[0]}: {'; '.join(missing)}; or --torch-delta-rule")
+    return functions
+
+
 def join_ranks(kind):
     """Makes this process one of torchrun's ranks, or the only one; returns (device, rank, number of ranks)."""
     world = int(os.environ.get("WORLD_SIZE", 1))
@@ -128,9 +157,9 @@ def join_ranks(kind):
 
 
 def versions():
-    """{package: version} of torch and those of PACKAGES that are installed."""
+    """{package: version} of torch and those of PACKAGES and DELTA_PACKAGES that are installed."""
     found = {"torch": torch.__version__}
-    for package in PACKAGES.values():
+    for package in [*PACKAGES.values(), *DELTA_PACKAGES]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
@@ -146,8 +175,8 @@ def line_of(name, values):
     return line
 
 
-def run(options, device, rank, world):
-    """Trains and prints; returns the report for --json."""
+def run(options, device, rank, world, kernels):
+    """Trains and prints; returns the report for --json. `kernels`: what require_kernels returns."""
     mesh = init_device_mesh(device.type, (world,))
     if options.lora:
         student = adapted_student(options, device)
@@ -159,7 +188,11 @@ def run(options, device, rank, world):
     say = print if rank == 0 else lambda *values, **settings: None
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     adapters = f" with LoRA of rank {options.lora}" if options.lora else ""
-    say(f"{options.student}{adapters} <- {options.teacher}, {world} x {name}, torch {torch.__version__}", flush=True)
+    code = "".join(f", {function} of {module}" for function, module in kernels.items())
+    say(
+        f"{options.student}{adapters} <- {options.teacher}, {world} x {name}, torch {torch.__version__}{code}",
+        flush=True,
+    )
     steps, tokens = [], options.batch * options.sequence
     for index in range(options.steps):
         tokens_BS = random_tokens(options, index, rank, world).to(device)
@@ -173,6 +206,7 @@ def run(options, device, rank, world):
         "device": name,
         "ranks": world,
         "versions": versions(),
+        "kernels": kernels,
         "arguments": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
         "steps": steps,
         "summary": summary,
@@ -182,10 +216,11 @@ def run(options, device, rank, world):
 def main():
     options = parse_arguments()
     require_packages(options)
+    kernels = require_kernels(options)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
     device, rank, world = join_ranks(options.device)
-    report = run(options, device, rank, world)
+    report = run(options, device, rank, world, kernels)
     if options.json and rank == 0:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     dist.destroy_process_group()

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import bench_inputs
 import bench_pairs
@@ -62,6 +63,22 @@ def test_qwen3_shapes_have_the_parameters_of_the_models(shape, billions, tied):
     assert (keys["num_hidden_layers"] * block + embeddings + hidden) / 1e9 == pytest.approx(billions, abs=5e-4)
 
 
+@pytest.mark.parametrize(
+    "shape, billions",
+    [("qwen3.5-2b", 1.882), ("qwen3.5-4b", 4.206), ("qwen3.5-9b", 8.954), ("qwen3.5-27b", 26.896)],
+)
+def test_qwen3_5_shapes_have_the_parameters_of_the_models(shape, billions):
+    """Against the text models that transformers makes of the shapes, and the sizes in their names."""
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers (scripts/requirements.txt) is not installed"
+    )
+    keys = bench_inputs.config(shape)
+    model_class = getattr(transformers, keys["architectures"][0])
+    with torch.device("meta"):
+        model = model_class(model_class.config_class(**keys))
+    assert sum(weight.numel() for weight in model.parameters()) / 1e9 == pytest.approx(billions, abs=5e-4)
+
+
 def options(**changes):
     found = {"out": Path("out"), "gpus": ["4", "5"], "device": "cuda", "steps": 10, "peer_steps": 8}
     return SimpleNamespace(**found | {"sequence": 4096, "vocab": None, "limit": 5} | changes)
@@ -76,6 +93,16 @@ def test_the_commands_of_a_pair_on_two_gpus():
     assert "--nproc-per-node=2 scripts/benches/bench_trainer_peer.py --student=qwen3-4b --teacher=qwen3-32b" in without
     assert "--teacher-float8=rowwise --no-checkpointing" in without
     assert with_checkpointing.endswith("--teacher-float8=rowwise")
+
+
+def test_the_teacher_of_qwen3_5_is_sharded_where_it_is_too_much_for_a_gpu():
+    found = {pair.name: pair for pair in table.PAIRS}
+    trainer, without, _ = runs.Runs(options()).dry_lines(found["qwen3.5-4b-27b"])
+    assert "bench_trainer.sh qwen3.5-4b qwen3.5-27b 10 --set train.global_batch_size=4 parallel.processes=2" in trainer
+    assert "--student=qwen3.5-4b --teacher=qwen3.5-27b" in without
+    assert without.endswith("--teacher-float8=rowwise --shard-teacher --no-checkpointing")
+    assert "--shard-teacher" not in found["qwen3.5-4b-27b-1gpu"].peer_options
+    assert found["qwen3.5-2b-9b"].peer_options == ()
 
 
 def test_a_dry_run_prints_commands_and_needs_no_gpu(script, tmp_path):

@@ -11,14 +11,19 @@ import torch
 
 import bench_inputs
 import bench_trainer_peer
-from peers_trainer import lora, models, steps
+from peers_trainer import delta_kernels, lora, models, steps
 
 transformers = pytest.importorskip("transformers", reason="transformers (scripts/requirements.txt) is not installed")
 
 STEPS, BATCH = 3, 4
 # Two ranks have different shares of an odd vocabulary.
 SIZES = ["--vocab=1001", "--sequence=16", f"--steps={STEPS}"]
-PAIRS = {"llama": ("tiny", "tiny"), "gemma3": ("gemma3-tiny",) * 2, "experts": ("ministral3-tiny", "qwen3-tiny-moe")}
+PAIRS = {
+    "llama": ("tiny", "tiny"),
+    "gemma3": ("gemma3-tiny",) * 2,
+    "experts": ("ministral3-tiny", "qwen3-tiny-moe"),
+    "delta": ("qwen3.5-tiny",) * 2,
+}
 ON_CPU = ["--device=cpu", "--head=plain", "--no-compile", "--dtype=float32"]
 
 
@@ -186,6 +191,7 @@ def test_head_has_the_exact_loss_and_gradients(head):
             "--head: expected plain or liger-chunked with --device cpu, found liger-fused",
         ),
         ("--device=cpu --teacher-float8=rowwise", "--teacher-float8: expected none with --device cpu, found rowwise"),
+        ("--shard-teacher", "--shard-teacher: expected --teacher-float8 beside it"),
         ("--json=/", "--json: expected a file, found the folder /"),
     ],
 )
@@ -217,6 +223,33 @@ def test_a_missing_package_is_named_where_it_is_needed(options, module, message,
         return bench_trainer_peer.require_packages(parsed)
     with pytest.raises(SystemExit, match=f"expected the package {message}"):
         bench_trainer_peer.require_packages(parsed)
+
+
+def delta_options(*more):
+    return bench_trainer_peer.parse_arguments(["--student=1b", "--teacher=qwen3.5-tiny", *more])
+
+
+def test_the_code_of_a_delta_rule_is_named_and_a_silent_reference_refused(monkeypatch):
+    reference = "transformers.models.qwen3_5.modeling_qwen3_5"
+    found = {"torch_chunk_gated_delta_rule": "fla.ops.gated_delta_rule.chunk", "causal_conv1d_fn": reference}
+    monkeypatch.setattr(bench_trainer_peer, "delta_functions", lambda shape: found)
+    message = "of qwen3.5-tiny: causal_conv1d_fn is transformers' reference in PyTorch, since causal-conv1d cannot be"
+    with pytest.raises(SystemExit, match=message):
+        bench_trainer_peer.require_kernels(delta_options())
+    assert bench_trainer_peer.require_kernels(delta_options("--torch-delta-rule")) == found
+    assert bench_trainer_peer.require_kernels(delta_options("--device=cpu")) == found
+    found["causal_conv1d_fn"] = "causal_conv1d.causal_conv1d_interface"
+    assert bench_trainer_peer.require_kernels(delta_options()) == found
+    assert bench_trainer_peer.require_kernels(bench_trainer_peer.parse_arguments([])) == {}
+
+
+def test_transformers_says_which_code_it_runs():
+    for name, module in delta_kernels.delta_functions("qwen3.5-tiny").items():
+        package = delta_kernels.KERNELS[name][0].partition(".")[0]
+        installed = importlib.util.find_spec(package) is not None
+        assert module.startswith(package if installed else "transformers."), (name, module)
+    with pytest.raises(RuntimeError, match="expected a wrapper with the variable `implementation`"):
+        delta_kernels.implementation(delta_kernels.has_delta_rule)
 
 
 def test_a_missing_gpu_is_an_error(monkeypatch):

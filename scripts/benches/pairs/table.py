@@ -18,11 +18,10 @@ class Pair:
     peer_options: tuple = ()
 
 
-def float8(name, models, gpus, student, teacher):
-    """A pair whose teacher's blocks are in float8, here and in the peer, where it is whole on each GPU."""
-    return Pair(
-        name, f"{models}, float8 teacher", gpus, student, teacher, AUTO + FLOAT8_TEACHER, ("--teacher-float8=rowwise",)
-    )
+def float8(name, models, gpus, student, teacher, *peer_options):
+    """A pair whose teacher's blocks are in float8, here and in the peer, where it is whole on each GPU by default."""
+    peer_options = ("--teacher-float8=rowwise", *peer_options)
+    return Pair(name, f"{models}, float8 teacher", gpus, student, teacher, AUTO + FLOAT8_TEACHER, peer_options)
 
 
 PAIRS = [
@@ -34,6 +33,10 @@ PAIRS = [
     Pair("llama-8b-8b", "Llama 8B <- 8B", 2, "8b", "8b"),
     Pair("qwen3-4b-30b-a3b", "Qwen3 4B <- 30B-A3B", 2, "qwen3-4b", "qwen3-30b-a3b"),
     Pair("gemma3-4b-12b", "Gemma 3 4B <- 12B", 2, "gemma3-4b", "gemma3-12b"),
+    Pair("qwen3.5-2b-9b", "Qwen3.5 2B <- 9B", 1, "qwen3.5-2b", "qwen3.5-9b"),
+    float8("qwen3.5-4b-27b-1gpu", "Qwen3.5 4B <- 27B", 1, "qwen3.5-4b", "qwen3.5-27b"),
+    # The peer keeps the weights of float8 products in bf16: whole, they and the student are too much for 80 GiB.
+    float8("qwen3.5-4b-27b", "Qwen3.5 4B <- 27B", 2, "qwen3.5-4b", "qwen3.5-27b", "--shard-teacher"),
 ]
 HEADER = [
     "student <- teacher",

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 import bench_inputs
 
 STUDENT_SEED, TEACHER_SEED = 1, 2  # of the random weights
+ZERO_CENTRED_NORMS = ("Gemma3RMSNorm", "Qwen3_5RMSNorm")  # classes that multiply by 1 + weight
 
 
 def jsd(student_logits, teacher_logits, beta):
@@ -97,13 +98,16 @@ def trunk_on_meta(shape, options, make_head, dtype):
 
 
 def use_float8(causal, recipe):
-    """Replaces the linear layers of the blocks by torchao's, which round weights and inputs in each call."""
+    """Replaces the linear layers of the blocks by torchao's, which round weights and inputs in each call.
+
+    Those of a delta rule's two gates, which have a column for each head, stay as they are.
+    """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     convert_to_float8_training(
         causal,
         config=Float8LinearConfig.from_recipe_name(recipe),
-        module_filter_fn=lambda module, name: "lm_head" not in name,
+        module_filter_fn=lambda module, name: not name.endswith(("lm_head", ".in_proj_a", ".in_proj_b")),
     )
 
 
@@ -132,15 +136,15 @@ def shard(trunk, mesh, policy):
 
 @torch.no_grad()
 def set_random_weights(module, seed):
-    """Norms that multiply by 1, other weights normal with standard deviation 0.02.
+    """Norms that multiply by 1, other weights normal with standard deviation 0.02; those of one dimension are 1.
 
-    They are the same whether the module is sharded or not. Gemma's norms multiply by 1 + weight.
+    They are the same whether the module is sharded or not.
     """
     weights = dict(module.named_parameters())
     generator = torch.Generator(next(iter(weights.values())).device).manual_seed(seed)
     for name, weight in weights.items():
         norm = module.get_submodule(name.rpartition(".")[0])
-        one = 0.0 if type(norm).__name__.startswith("Gemma3RMSNorm") else 1.0
+        one = 0.0 if type(norm).__name__ in ZERO_CENTRED_NORMS else 1.0
         whole = torch.full(weight.shape, one, dtype=weight.dtype, device=weight.device)
         if whole.dim() > 1:
             whole.normal_(0, 0.02, generator=generator)
@@ -183,7 +187,10 @@ def make_student(options, mesh, device):
 
 
 def make_teacher(options, mesh, device):
-    """A frozen Trunk whose forward (tokens_BS) is (hidden_NT, weight_VT); in float8 it is whole on each GPU."""
+    """A frozen Trunk whose forward (tokens_BS) is (hidden_NT, weight_VT).
+
+    In float8 it is whole on each GPU unless options.shard_teacher is set.
+    """
     trunk = trunk_on_meta(options.teacher, options, WeightHead, getattr(torch, options.dtype))
     causal = trunk.causal
     causal.eval().requires_grad_(False)
@@ -191,6 +198,6 @@ def make_teacher(options, mesh, device):
         use_float8(causal, options.teacher_float8)
     if options.compile:
         compile_blocks(causal)
-    if mesh.size() > 1 and not options.teacher_float8:
+    if mesh.size() > 1 and (options.shard_teacher or not options.teacher_float8):
         shard(trunk, mesh, MixedPrecisionPolicy())
     return materialize(trunk, device, TEACHER_SEED)

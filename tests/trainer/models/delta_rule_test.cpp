@@ -154,6 +154,15 @@ TEST_F(DeltaRuleTest, LowPrecisionRoundsInputsAndResultsAlone) {
   }
 }
 
+// Small enough for compute-sanitizer's racecheck: a whole chunk and a few more tokens, in the kernels of chunks.
+TEST_F(DeltaRuleTest, AFewTokensInChunks) {
+  for (const DeltaSpec& spec :
+       {chunk_specs()[4], DeltaSpec{.key_heads = 1, .value_heads = 2, .key_dim = 128, .value_dim = 128}}) {
+    const Case c = make_case(spec, {70, 0, 3}, at::kBFloat16, -0.1);
+    expect_near(run(c), reference(c), 1e-2, /*decay_tolerance=*/2e-2);
+  }
+}
+
 // The rule alone: against itself in fp64 from the same elements. Few tokens, whole chunks, and some more than those.
 TEST_F(DeltaRuleTest, InBFloat16TheErrorIsThatOfRoundedProducts) {
   for (const DeltaSpec& spec : chunk_specs()) {

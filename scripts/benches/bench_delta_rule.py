@@ -8,7 +8,9 @@ Triton 3.7.1 or newer on Hopper.
 
 Triton tries many variants of each kernel, and compiles all of them for each number of heads anew. So processes compile
 a part of them each, side by side, leave them in Triton's cache (TRITON_CACHE_DIR), and end before anything is measured,
-at the latest after six tenths of --limit. After --limit the script ends, whatever it has printed by then.
+at the latest after six tenths of --limit. After --limit the script ends, whatever it has printed by then. With
+--for-trainer it compiles alone, in the form in which bench_trainer_peer.py's models call the rule, so that this script
+finds the kernels in the cache and does not spend minutes on them.
 
   pip install fla-core einops && scripts/benches/bench_delta_rule.py --shapes 32x8192x8192,32x65536x65536
   build/release/tests/trainer/models/models_gpu_speed --gtest_filter='DeltaSpeed*'
@@ -17,6 +19,7 @@ at the latest after six tenths of --limit. After --limit the script ends, whatev
 import script_path
 
 import argparse
+import itertools
 import os
 import statistics
 import subprocess
@@ -28,7 +31,9 @@ from shared.command_line import argument_parser, at_least, fail
 
 SHAPES = [(32, 8192, 8192), (32, 8192, 700), (32, 65536, 65536), (32, 65536, 8192), (48, 8192, 8192), (48, 65536, 8192)]
 KEY_HEADS, DIM = 16, 128
-PARTS = min(os.cpu_count() or 1, 16)  # processes that compile
+PARTS = min(os.cpu_count() or 1, 16)  # processes that compile, for each number of heads
+COMPILED_TOKENS = 2048  # Triton compiles the same for more, and the processes share the GPU's memory
+TRAINER = 0  # in place of a document's tokens: as transformers calls the rule
 COMPILERS = []  # those that run
 TOO_LATE = 124  # the exit code after --limit
 
@@ -50,15 +55,22 @@ def milliseconds(call, runs=10):
 
 
 def inputs(heads, tokens, document):
-    """q, k, v, decay, beta with gradients, and the boundaries of the documents."""
+    """q, k, v, decay, beta with gradients, and the boundaries of the documents.
+
+    With TRAINER as `document` there are two sequences, no boundaries, and as many heads of queries and keys as of
+    values.
+    """
     import torch
 
     options = {"device": "cuda", "dtype": torch.bfloat16}
-    query, key = (torch.randn(1, tokens, KEY_HEADS, DIM, **options) for _ in range(2))
-    value = torch.randn(1, tokens, heads, DIM, **options)
-    decay = -torch.rand(1, tokens, heads, device="cuda")
-    beta = torch.rand(1, tokens, heads, **options)
-    ends = torch.tensor([*range(0, tokens, document), tokens], device="cuda", dtype=torch.int32)
+    batch, key_heads = (2, heads) if document == TRAINER else (1, KEY_HEADS)
+    query, key = (torch.randn(batch, tokens, key_heads, DIM, **options) for _ in range(2))
+    value = torch.randn(batch, tokens, heads, DIM, **options)
+    decay = -torch.rand(batch, tokens, heads, device="cuda")
+    beta = torch.rand(batch, tokens, heads, **options)
+    ends = None
+    if document != TRAINER:
+        ends = torch.tensor([*range(0, tokens, document), tokens], device="cuda", dtype=torch.int32)
     return [x.contiguous().requires_grad_() for x in (query, key, value, decay, beta)], ends
 
 
@@ -99,11 +111,12 @@ def describe(shape):
 
 def compile_beside(shapes, only_forward, seconds):
     """Runs the first shape of each number of heads in PARTS processes, and ends them after so many seconds."""
-    first = {heads: "x".join(map(str, (heads, tokens, document))) for heads, tokens, document in reversed(shapes)}
+    first = {heads: min(document, COMPILED_TOKENS) for heads, _, document in reversed(shapes)}
     begin = time.monotonic()
     more = ["--only-forward"] if only_forward else []
-    for part in range(PARTS):
-        command = [sys.executable, __file__, "--compile", str(part), "--shapes", ",".join(first.values()), *more]
+    for part, (heads, document) in itertools.product(range(PARTS), first.items()):
+        shape = f"{heads}x{COMPILED_TOKENS}x{document}"
+        command = [sys.executable, __file__, "--compile", str(part), "--shapes", shape, *more]
         COMPILERS.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     answers = []
     for process in COMPILERS:
@@ -207,6 +220,12 @@ def main():
         "--shapes", default=all_shapes, help="value heads x tokens x tokens of a document (default: %(default)s)"
     )
     parser.add_argument("--only-forward", action="store_true", help="no backward passes")
+    parser.add_argument(
+        "--for-trainer",
+        type=lambda text: [(int(heads), COMPILED_TOKENS, TRAINER) for heads in text.split(",")],
+        metavar="HEADS,...",
+        help="compile alone, for models with these numbers of value heads",
+    )
     parser.add_argument("--limit", type=at_least(1), default=200, help="seconds (default: %(default)s)")
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -232,6 +251,9 @@ def main():
     end_after(args.limit)
     versions = f"flash-linear-attention {fla.__version__}, Triton {triton.__version__}, torch {torch.__version__}"
     print(f"{versions}, {torch.cuda.get_device_name()}", flush=True)
+    if args.for_trainer:
+        compile_beside(args.for_trainer, args.only_forward, 0.9 * args.limit)
+        return
     compile_beside(shapes, args.only_forward, 0.6 * args.limit)
     found = errors(rule, shapes[0][0], args.only_forward)
     print("errors against fp64: " + ", ".join(f"{name} {error:.1e}" for name, error in found), flush=True)

@@ -19,6 +19,8 @@ again after each pair. DISTILL names a program other than the build's. For tests
 import script_path
 
 import json
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -95,6 +97,7 @@ def main():
     if options.device == "cuda" and not options.gpus:
         fail("expected a GPU, found none; --dry prints the commands, --device cpu is for tests")
     options.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and end what runs
     begin, report = time.monotonic(), {"device": device_name(options), "batch": BATCH, "rows": []}
     report |= {key: getattr(options, key) for key in ("sequence", "steps", "peer_steps")}
     for pair in options.pairs:

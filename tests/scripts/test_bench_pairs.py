@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -178,6 +181,22 @@ def test_a_run_beyond_the_limit_ends_and_says_so(tmp_path):
     log = tmp_path / "log"
     code = one.run(["sleep", "60"], table.PAIRS[0], log)
     assert (code, runs.failure(code, log)) == (124, "not done within the limit")
+
+
+def test_what_runs_ends_with_the_script(tmp_path):
+    """SIGTERM, as of `timeout`, ends the trainer too, though it has a session of its own."""
+    pid_file, program = tmp_path / "pid", tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho $$ >{pid_file}\nexec sleep 600\n")
+    program.chmod(0o755)
+    command = [sys.executable, bench_pairs.__file__, tmp_path / "out", *["--device", "cpu", "--pair", "tiny:tiny"]]
+    script = subprocess.Popen([*command, "--sequence", "32"], env={**os.environ, "DISTILL": str(program)})
+    deadline = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text().strip()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    script.terminate()
+    assert script.wait(timeout=30) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,10 @@ class Runs:
             yield f"{variables} {shlex.join(self.peer_command(pair, form))}"
 
     def run(self, command, pair, log):
-        """Runs a command from the repository's root; returns its exit code, 124 after the limit."""
+        """Runs a command from the repository's root; returns its exit code, 124 after the limit.
+
+        The command is in a session of its own, and ends with this function.
+        """
         environment = {**os.environ, **self.environment(pair)}
         with open(log, "w") as stream:
             process = subprocess.Popen(
@@ -83,9 +86,11 @@ class Runs:
             try:
                 return process.wait(timeout=self.options.limit)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # the ranks end with it
-                process.wait()
                 return 124
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # the ranks end with it
+                    process.wait()
 
     def trainer(self, pair):
         """What the trainer measured: speed, the plan's figures and memory; or the reason why not."""

@@ -22,6 +22,10 @@ COMMANDS = {
     "report": ("report", "add_arguments", "main"),
     "check": ("report", "add_check_arguments", "check"),
     "compare": ("again", "add_arguments", "main"),
+    "several-data": ("several", "add_data_arguments", "make_data"),
+    "several": ("several", "add_arguments", "main"),
+    "privileged-data": ("privileged", "add_data_arguments", "make_data"),
+    "privileged": ("privileged", "add_arguments", "main"),
 }
 
 

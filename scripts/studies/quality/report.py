@@ -17,6 +17,7 @@ from pathlib import Path
 
 from shared.command_line import fail
 
+from . import privileged, several
 from .calibration import PARSE_KEY
 from .cells import NONE, markdown, number, percent
 from .results import Figures, differences, mean, read
@@ -187,6 +188,58 @@ def table_second(figures):
     return markdown(head, rows, left=2)
 
 
+def of_purpose(figures, purpose, **wanted):
+    """The results of a purpose with these values, in the order of their names."""
+    return [
+        result
+        for _, result in sorted(figures.results.items())
+        if result.get("purpose") == purpose and all(result[key] == value for key, value in wanted.items())
+    ]
+
+
+def table_several(figures):
+    """Students of several domain teachers, and the teachers, on held-out text of each domain."""
+    domains, rows = (figures.study.several or {}).get("domains", []), []
+    for row, (title, _) in several.ROWS.items():
+        if results := of_purpose(figures, "several", row=row):
+            cells = [
+                number([result["tests"][kind][metric] for result in results], 3)
+                for metric in ("hard", "own_kl", "kl")
+                for kind in domains
+            ]
+            rows.append(["student", title, str(len(results)), *cells])
+    titles = {"general": "as it came", "both": "trained further on both"}
+    for result in of_purpose(figures, "several_tests"):
+        tests = [result["tests"][kind] for kind in domains]
+        cells = [f"{one['hard']:.3f}" for one in tests] + [NONE] * len(domains)
+        cells += [f"{one['forward_kl']:.3f}" for one in tests]
+        title = titles.get(result["teacher"], f"trained further on {result['teacher']}")
+        rows.append(["teacher", title, NONE, *cells])
+    head = ["model", "row", "seeds"]
+    for text in ("cross-entropy", "KL to the domain's teacher", "KL to the teacher as it came"):
+        head += [f"{text}, {kind}" for kind in domains]
+    return markdown(head, rows, left=2)
+
+
+def table_privileged(figures):
+    """KL of the student, which reads the plain prompt, to the teacher with a privileged one: before and after."""
+    rows = []
+    for kind, title in privileged.KINDS.items():
+        for lr in (figures.study.privileged or {}).get("lrs", []):
+            results = of_purpose(figures, "privileged", row=kind, lr=lr)
+            if not results:
+                continue
+            ends = [(result["evaluations"][0], result["evaluations"][-1]) for result in results]
+            cells = [number([pair[place]["forward_kl"] for pair in ends], 3) for place in (0, 1)]
+            cells += [percent([1 - after["forward_kl"] / before["forward_kl"] for before, after in ends])]
+            cells += [number([pair[place]["hard"] for pair in ends], 3) for place in (0, 1)]
+            cells += [number([after["teacher_ce"] for _, after in ends], 3)]
+            rows.append([title, f"{lr:g}", str(len(results)), *cells])
+    head = ["what the teacher reads before the prompt", "learning rate", "seeds", "KL before", "KL after", "closed, %"]
+    head += ["cross-entropy before", "after", "of the teacher"]
+    return markdown(head, rows)
+
+
 HEAD_ROWS = ("labels", "forward_kl", "reverse_kl", "jsd_05", "mix_50", "float8")
 TABLES = {
     "head": table_head,
@@ -196,6 +249,8 @@ TABLES = {
     "reached": table_reached,
     "second": table_second,
     "tokens": table_tokens,
+    "several": table_several,
+    "privileged": table_privileged,
 }
 
 

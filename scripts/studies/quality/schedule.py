@@ -177,7 +177,7 @@ class Schedule:
                 result["tests"] = training.tests(*arguments, model, device, self.threads)
                 result |= self._measured(model, device, run.own_words)
             if run.purpose != "base":
-                training.forget(self.folders, run)
+                training.forget(self.folders, run.name)
             return result
 
         needs = f"capture-{run.row}" if self.study.rows[run.row].cache is not None else ""

@@ -221,8 +221,8 @@ def tests(program, study, folders, model, device, threads):
     return {kind: evaluate(program, study, folders, model, f"test-{kind}", device, threads) for kind in KINDS}
 
 
-def forget(folders, run):
-    """Removes the run folder, except the small files that a report is drawn from."""
-    folder = folders.run(run.name)
+def forget(folders, name):
+    """Removes a run folder, except the small files that a report is drawn from."""
+    folder = folders.run(name)
     for name in ("checkpoints", "model", "onpolicy"):
         shutil.rmtree(folder / name, ignore_errors=True)

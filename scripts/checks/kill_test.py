@@ -40,6 +40,7 @@ def parse_arguments():
     parser.add_argument("--mode", choices=["kill", "disk", "flip", "stop", "start"], default="kill")
     parser.add_argument("--rounds", type=int, default=10, help="number of disturbances")
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--teachers", type=int, choices=(1, 2), default=1, help="2: one runs, one is read from a cache")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each run")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument(

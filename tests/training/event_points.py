@@ -7,12 +7,14 @@ import numpy as np
 
 
 def flat(values, prefix):
-    """(tag, number) of each number in an object; null has no point."""
+    """(tag, number) of each number in an object; null has no point. The tag of a number that is not exact says so."""
+    marks = {name: "_lower_bound" for name in values.get("lower_bounds", [])}
+    marks |= {name: "_estimate" for name in values.get("estimates", [])}
     for name, value in values.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{name}/")
-        elif value is not None:
-            yield prefix + name, value
+        elif value is not None and not isinstance(value, list):
+            yield prefix + name + marks.get(name, ""), value
 
 
 def recorded(run):

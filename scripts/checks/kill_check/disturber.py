@@ -34,6 +34,7 @@ class Disturber:
         teacher = tiny.make_model(models / "teacher", "llama", seed=2, tied=False, hidden=64, layers=3)
         shard = tiny.make_shard(folder / "data.dtok", tiny.random_documents(3, [5, 61, 17, 128, 2, 33, 90, 47] * 5))
         self.inputs = (student, teacher, shard)
+        self.teachers = []  # several, in place of the one of the inputs
         self.sections = dict(
             data={"shuffle": True, "packing": "pack", "seed": 5, "eval": [{"path": shard}]},
             train={"steps": options.steps, "micro_batch_size": 1, "global_batch_size": 8},
@@ -42,10 +43,28 @@ class Disturber:
             parallel={"processes": options.ranks},
             run={"tensorboard": True},
         )
+        if options.teachers > 1:
+            self.take_several_teachers(folder)
+
+    def take_several_teachers(self, folder):
+        """One that runs, and one whose most probable tokens are read from a cache; shares decide whose a row is."""
+        student, teacher, shard = self.inputs
+        other = tiny.make_model(folder / "models" / "other", "qwen3", seed=3, tied=True)
+        dealt = [{"path": shard, "teacher": {"runs": 2, "cached": 1}}]
+        self.sections["data"] |= {"train": dealt, "eval": dealt}
+        cache = {"path": str(folder / "cache"), "kind": "topk", "topk": 8}
+        own = {"name": "cached", "path": other, "cache": cache, "loss": {"divergence": "forward_kl"}}
+        self.teachers = [{"name": "runs", "path": teacher}, own]
+        tiny.distill("capture", "--config", self.config(folder / "capture"), "--teacher", "cached")
+        self.teachers[1] = {**own, "source": "cache"}
 
     def config(self, place):
         place.mkdir(parents=True, exist_ok=True)
-        return tiny.write_config(place, tiny.base_config(place, *self.inputs, **json.loads(json.dumps(self.sections))))
+        config = tiny.base_config(place, *self.inputs, **json.loads(json.dumps(self.sections)))
+        if self.teachers:
+            del config["teacher"]
+            config["teachers"] = self.teachers
+        return tiny.write_config(place, config)
 
     def run_to_end(self, place, *flags):
         job = Job(self.config(place), self.output, *flags)

@@ -12,7 +12,7 @@ import event_points
 import tiny
 
 TIMES = ("seconds", "phase_seconds", "tokens_per_second", "peak_memory_bytes", "mfu_causal", "mfu_full", "time_ms")
-TIMES += ("gathers", "gathered_bytes")  # the first step of a process has more
+TIMES += ("gathers", "gathered_bytes", "teacher_read")  # the first step of a process has more
 
 
 class Failure(Exception):

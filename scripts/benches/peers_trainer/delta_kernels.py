@@ -8,6 +8,8 @@ import importlib
 import inspect
 import sys
 
+import torch
+
 import bench_inputs
 
 # function of transformers' module: module of the package that replaces it, what to install for it
@@ -44,6 +46,18 @@ def implementation(function):
         f"transformers {transformers.__version__}: expected a wrapper with the variable `implementation`, which says "
         "whether a kernel or the reference in PyTorch runs, found none"
     )
+
+
+def leave_convolution_uncompiled(causal):
+    """Keeps torch.compile out of causal-conv1d where the model calls it: dynamo refuses its operators' outputs.
+
+    Left to itself, dynamo would try to compile each function on the way to them. flash-linear-attention does the same.
+    """
+    module = sys.modules[type(causal).__module__]
+    name = "causal_conv1d_fn"
+    function = getattr(module, name, None)
+    if function is not None and not implementation(function).__module__.startswith("transformers."):
+        setattr(module, name, torch.compiler.disable(function))
 
 
 def missing_kernels(functions):

@@ -64,12 +64,10 @@ class Capture {
     for (int64_t begin = 0; begin < tokens; begin += chunk_rows_) {
       const int64_t count = std::min(chunk_rows_, tokens - begin);
       const at::Tensor logits_RV = logits_CV_.narrow(0, 0, count);
-      int64_t first = 0;
-      for (const auto& [from, to] : columns_) {
+      for (const ProductPart& part : product_parts(columns_)) {
         logits_product(
-            kernels_, logits_RV.narrow(1, first, to - from), hidden_NG_.narrow(0, begin, count),
-            weight_VG_.narrow(0, from, to - from));
-        first += to - from;
+            kernels_, logits_RV.narrow(1, part.column, part.size()), hidden_NG_.narrow(0, begin, count),
+            weight_VG_.narrow(0, part.rows.begin, part.size()));
       }
       apply_bias_and_softcap(logits_RV, bias_V_, in_.softcap);
       body(begin, count, logits_RV, entries_CK_.narrow(0, 0, count));

@@ -2,6 +2,8 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
+
 namespace distill::losses {
 
 int64_t count_columns(const ColumnRanges& ranges) {
@@ -21,6 +23,29 @@ bool are_columns(const ColumnRanges& ranges, int64_t rows) {
     last = range.end;
   }
   return true;
+}
+
+std::vector<ProductPart> product_parts(const ColumnRanges& ranges) {
+  constexpr int64_t kMultiple = 8; // bf16 elements in 16 bytes
+  std::vector<ProductPart> few, many;
+  int64_t first = 0; // the range's first column
+  for (const auto& [begin, end] : ranges) {
+    const int64_t size = end - begin;
+    const int64_t before = std::min(size, (kMultiple - first % kMultiple) % kMultiple);
+    const int64_t after = (size - before) % kMultiple;
+    if (before > 0) {
+      few.push_back({{begin, begin + before}, first});
+    }
+    if (before + after < size) {
+      many.push_back({{begin + before, end - after}, first + before});
+    }
+    if (after > 0) {
+      few.push_back({{end - after, end}, first + size - after});
+    }
+    first += size;
+  }
+  few.insert(few.end(), many.begin(), many.end());
+  return few;
 }
 
 at::Tensor columns_of_ids(const at::Tensor& ids, const ColumnRanges& ranges) {

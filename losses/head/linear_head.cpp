@@ -38,7 +38,8 @@ class HeadRun {
   ChunkPlan plan_;
   c10::DeviceType kernels_; // the device type whose kernels run (losses/meta_device.h)
   ColumnRanges columns_; // the rows of both lm_heads that are columns
-  int64_t vocab_; // how many
+  std::vector<ProductPart> parts_; // of the columns
+  int64_t vocab_; // the number of columns
   int64_t num_tokens_; // computed tokens: all, or those that are not ignored
   at::Tensor index_; // positions of the computed tokens; undefined: all tokens are computed
   at::Tensor targets_; // of the computed tokens, contiguous
@@ -84,6 +85,7 @@ HeadRun::HeadRun(
       plan_(plan),
       kernels_(kernel_device(in.hidden_NH, in.meta_device)),
       columns_(effective_columns(in)),
+      parts_(product_parts(columns_)),
       vocab_(count_columns(columns_)),
       num_tokens_(in.hidden_NH.size(0)),
       scratch_(arena.narrow(0, 0, plan.arena_bytes)) {
@@ -173,12 +175,12 @@ void HeadRun::cut_chunk(int64_t count, int64_t offset) {
   }
 }
 
-// Computes the logits of the columns, range by range.
+// Computes the logits of the columns.
 void HeadRun::logits(const at::Tensor& logits_RV, const at::Tensor& hidden, const at::Tensor& weight_VH) const {
-  int64_t first = 0;
-  for (const auto& [begin, end] : columns_) {
-    logits_product(kernels_, logits_RV.narrow(1, first, end - begin), hidden, weight_VH.narrow(0, begin, end - begin));
-    first += end - begin;
+  for (const ProductPart& part : parts_) {
+    logits_product(
+        kernels_, logits_RV.narrow(1, part.column, part.size()), hidden,
+        weight_VH.narrow(0, part.rows.begin, part.size()));
   }
 }
 
@@ -235,12 +237,11 @@ void HeadRun::backward(int64_t begin, int64_t count) {
   if (grads_->hidden_NH.defined()) {
     at::Tensor hidden_gradient =
         gathers ? hidden_gradient_.narrow(0, 0, count) : grads_->hidden_NH.narrow(0, begin, count);
-    int64_t first = 0;
-    for (const auto& [from, to] : columns_) {
+    for (const ProductPart& part : parts_) {
       hidden_gradient_product(
-          kernels_, hidden_gradient, gradient.narrow(1, first, to - from), weight_VH_.narrow(0, from, to - from),
-          grads_->grad_scale, /*accumulates=*/first > 0);
-      first += to - from;
+          kernels_, hidden_gradient, gradient.narrow(1, part.column, part.size()),
+          weight_VH_.narrow(0, part.rows.begin, part.size()), grads_->grad_scale,
+          /*accumulates=*/&part != &parts_.front());
     }
     if (gathers) {
       grads_->hidden_NH.index_copy_(0, index_.narrow(0, begin, count), hidden_gradient);
@@ -248,12 +249,10 @@ void HeadRun::backward(int64_t begin, int64_t count) {
   }
   const bool accumulates = grads_->accumulate || begin > 0;
   if (grads_->weight_VH.defined()) {
-    int64_t first = 0;
-    for (const auto& [from, to] : columns_) {
+    for (const ProductPart& part : parts_) {
       weight_gradient_product(
-          kernels_, grads_->weight_VH.narrow(0, from, to - from), gradient.narrow(1, first, to - from), hidden,
-          grads_->grad_scale, accumulates);
-      first += to - from;
+          kernels_, grads_->weight_VH.narrow(0, part.rows.begin, part.size()),
+          gradient.narrow(1, part.column, part.size()), hidden, grads_->grad_scale, accumulates);
     }
   }
   if (grads_->bias_V.defined()) {

@@ -186,6 +186,35 @@ TEST(ColumnsOfIds, AnIdWithoutAColumnIsNone) {
   EXPECT_EQ(count_columns(kRanges), 79);
 }
 
+TEST(ProductParts, CoverEachColumnOnceInMultiplesOfEightAndAFew) {
+  const std::vector<ColumnRanges> all{{{0, 1}},           {{0, 7}}, {{0, 8}},         {{0, 9}},
+                                      {{0, 151669}},      kRanges,  {{5, 6}, {8, 9}}, {{0, 12}, {16, 17}, {20, 40}},
+                                      {{3, 19}, {24, 32}}};
+  for (const ColumnRanges& ranges : all) {
+    SCOPED_TRACE(ranges.back().end);
+    const std::vector<ProductPart> parts = product_parts(ranges);
+    std::vector<int64_t> row_of(count_columns(ranges), -1);
+    bool many = false; // once a part of a multiple of 8 has come
+    for (const ProductPart& part : parts) {
+      if (part.size() < 8) {
+        EXPECT_FALSE(many) << "a part of a few columns comes after a large one";
+      } else {
+        EXPECT_EQ(part.size() % 8, 0);
+        EXPECT_EQ(part.column % 8, 0);
+        many = true;
+      }
+      for (int64_t i = 0; i < part.size(); ++i) {
+        ASSERT_EQ(row_of.at(part.column + i), -1);
+        row_of[part.column + i] = part.rows.begin + i;
+      }
+    }
+    const at::Tensor rows = rows_of(ranges, at::kCPU);
+    EXPECT_EQ(row_of, std::vector<int64_t>(rows.data_ptr<int64_t>(), rows.data_ptr<int64_t>() + rows.numel()));
+  }
+  EXPECT_EQ(product_parts({{0, 151936}}), (std::vector<ProductPart>{{{0, 151936}, 0}}));
+  EXPECT_EQ(product_parts({{0, 151669}}), (std::vector<ProductPart>{{{151664, 151669}, 151664}, {{0, 151664}, 0}}));
+}
+
 TEST(ColumnsChecks, RangesThatAreNoneAreRefused) {
   for (const ColumnRanges& bad :
        {ColumnRanges{{0, 102}}, {{5, 5}}, {{5, 4}}, {{-1, 4}}, {{0, 5}, {4, 6}}, {{9, 12}, {0, 3}}}) {

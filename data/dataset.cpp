@@ -99,7 +99,8 @@ absl::StatusOr<std::unique_ptr<Dataset>> Dataset::open(const DataOptions& option
     return a.teacher < b.teacher;
   });
   dataset->check_every_teacher(problems);
-  RETURN_IF_ERROR(problems.status(absl::StatusCode::kInvalidArgument));
+  RETURN_IF_ERROR(
+      problems.status(dataset->sources_.empty() ? absl::StatusCode::kNotFound : absl::StatusCode::kInvalidArgument));
   RETURN_IF_ERROR(dataset->plan_sources());
   return dataset;
 }

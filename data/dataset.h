@@ -90,7 +90,8 @@ struct SourceStats {
 // Thread-safe.
 class Dataset : public BatchSource {
  public:
-  // Reports every problem of every source in one error.
+  // Reports every problem of every source in one error. NotFound: options.only_teacher has no document, and nothing
+  // else is wrong.
   static absl::StatusOr<std::unique_ptr<Dataset>> open(const DataOptions& options);
 
   // For a run that has read this data set before with other lengths or packings, or other data before it. Must be

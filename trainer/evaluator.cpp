@@ -1,5 +1,8 @@
 #include "trainer/evaluator.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "data/base/status_macros.h"
 #include "data/prefetch.h"
 #include "trainer/loader/batch_loader.h"
@@ -9,6 +12,51 @@
 namespace distill::trainer {
 
 namespace {
+
+// Samples [first, end) of one teacher, which the ranks compute together.
+struct Round {
+  int64_t first, end;
+};
+
+// The micro-batches of each teacher, of `max_batches` in all: in proportion to its samples in one epoch, and one at
+// least on each rank.
+std::vector<int64_t> batches_of_teachers(const data::Dataset& data, int64_t max_batches, const sharding::Mesh& mesh) {
+  const std::vector<std::string>& names = data.options().teachers;
+  std::vector<int64_t> samples(data.teacher_shares().size(), 0);
+  int64_t all = 0;
+  for (const data::SourceStats& source : data.stats()) {
+    const size_t teacher =
+        source.teacher.empty() ? 0 : std::find(names.begin(), names.end(), source.teacher) - names.begin();
+    samples[teacher] += source.samples;
+    all += source.samples;
+  }
+  std::vector<int64_t> batches;
+  for (const int64_t own : samples) {
+    const double share = static_cast<double>(own) / static_cast<double>(all);
+    const auto wanted = std::llround(share * static_cast<double>(max_batches));
+    batches.push_back(own == 0 ? 0 : samples.size() == 1 ? max_batches : std::max<int64_t>(wanted, mesh.data_size()));
+  }
+  return batches;
+}
+
+std::vector<Round> rounds_of(
+    const data::Dataset& data, int64_t micro_batch_size, int64_t max_batches, const sharding::Mesh& mesh) {
+  const int64_t num_samples = data.num_samples(), together = mesh.samples_together(micro_batch_size);
+  std::vector<int64_t> left; // samples of each teacher
+  for (const int64_t batches : batches_of_teachers(data, max_batches, mesh)) {
+    left.push_back(max_batches > 0 ? batches * micro_batch_size : num_samples);
+  }
+  std::vector<Round> rounds;
+  const auto any_left = [&] { return std::any_of(left.begin(), left.end(), [](int64_t own) { return own > 0; }); };
+  for (int64_t first = 0; first < num_samples && any_left(); first += together) {
+    int64_t& own = left[static_cast<size_t>(data.teacher_of(first))];
+    if (const int64_t end = std::min({num_samples, first + together, first + own}); end > first) {
+      rounds.push_back({first, end});
+      own -= end - first;
+    }
+  }
+  return rounds;
+}
 
 // Adds the probability that each teacher gave to tokens which have no part in the loss, and that of all together.
 template <typename Tokens>
@@ -33,8 +81,9 @@ void add_dropped_mass(
       result.teachers[static_cast<size_t>(i)].means.teacher_dropped_mass = total / tokens;
     }
     if (mesh.is_main()) {
+      const std::string name = result.teachers.empty() ? "" : " " + result.teachers[static_cast<size_t>(i)].name;
       metrics::log_info(absl::StrFormat(
-          "the teacher's mean probability of its %d tokens that have no part in the loss: %.4g", mass.size(),
+          "the teacher%s's mean probability of its %d tokens that have no part in the loss: %.4g", name, mass.size(),
           total / tokens));
     }
   }
@@ -49,17 +98,19 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
     MicroBatchRunner& micro, const std::shared_ptr<const data::Dataset>& data, int64_t micro_batch_size,
     int64_t max_batches, const sharding::Mesh& mesh, const EvaluationHooks& hooks, bool on_policy) {
   EvaluationResult result;
-  const int64_t num_samples = data->num_samples();
-  const int64_t samples = max_batches > 0 ? std::min(num_samples, max_batches * micro_batch_size) : num_samples;
-  const int64_t round_samples = mesh.samples_together(micro_batch_size);
-  const int64_t rounds = (samples + round_samples - 1) / round_samples;
-  // A rank without samples in the last round computes one of padding, since the others gather weights together with it.
-  const auto range_of = [=, first = mesh.own_first(0, micro_batch_size)](int64_t round) {
-    const int64_t own = round * round_samples + first;
-    return own < samples ? data::SampleRange{own, std::min(micro_batch_size, samples - own)}
-                         : data::SampleRange{num_samples + data->teacher_of(round * round_samples), 1};
+  const std::vector<Round> rounds = rounds_of(*data, micro_batch_size, max_batches, mesh);
+  int64_t samples = 0;
+  for (const Round& round : rounds) {
+    samples += round.end - round.first;
+  }
+  // A rank without samples in a round computes one of padding, since the others gather weights together with it.
+  const auto range_of = [&](int64_t number) {
+    const Round& round = rounds[static_cast<size_t>(number)];
+    const int64_t own = mesh.own_first(round.first, micro_batch_size);
+    return own < round.end ? data::SampleRange{own, std::min(micro_batch_size, round.end - own)}
+                           : data::SampleRange{data->num_samples() + data->teacher_of(round.first), 1};
   };
-  data::Prefetcher prefetcher(data, range_of, rounds, /*depth=*/2, "eval data");
+  data::Prefetcher prefetcher(data, range_of, static_cast<int64_t>(rounds.size()), /*depth=*/2, "eval data");
   BatchLoader loader(mesh, prefetcher, /*micro_batches=*/1, {.asked_to_stop = hooks.asked_to_stop});
   at::Tensor sums_TM = micro.zero_sums();
   std::vector<int64_t> tokens_T(static_cast<size_t>(micro.teachers()), 0);
@@ -68,7 +119,7 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   if (mesh.is_main()) {
     progress.emplace("evaluation", samples, "sequences", hooks.progress);
   }
-  for (int64_t round = 0; round < rounds; ++round) {
+  for (const Round& round : rounds) {
     ASSIGN_OR_RETURN(std::optional<GlobalBatch> batch, loader.next());
     if (!batch) {
       result.interrupted = true;
@@ -79,7 +130,7 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
     micro.evaluate(batch->micro_batches.front(), sums_TM);
     valid_tokens += batch->valid_tokens;
     tokens_T[static_cast<size_t>(batch->micro_batches.front().teacher_number)] += batch->valid_tokens;
-    result.samples = std::min(samples, result.samples + round_samples);
+    result.samples += round.end - round.first;
     if (progress) {
       progress->update(result.samples);
     }

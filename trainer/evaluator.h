@@ -32,7 +32,8 @@ struct EvaluationHooks {
 };
 
 // Runs over the first max_batches * micro_batch_size samples of `data` (0: all of them) without gradients, the ranks
-// taking turns; every rank gets the same result. An error of one rank is an error on all. `on_policy`: the loss is that
+// taking turns; every rank gets the same result. Of several teachers, each has its share of max_batches, and one at
+// least on each rank. An error of one rank is an error on all. `on_policy`: the loss is that
 // of the section onpolicy_loss.
 absl::StatusOr<EvaluationResult> evaluate_dataset(
     MicroBatchRunner& micro, const std::shared_ptr<const data::Dataset>& data, int64_t micro_batch_size,

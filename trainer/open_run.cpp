@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 
+#include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/config/teachers.h"
@@ -46,23 +47,27 @@ absl::Status check_float8_models(const RunContext& context, const Inputs& inputs
   const auto has_rows_in_eval = [&](size_t teacher) {
     return inputs.eval_data != nullptr && inputs.eval_data->teacher_shares()[teacher] > 0;
   };
+  base::ProblemList refused;
   for (size_t i = 0; i < configs.size(); ++i) {
     if (!inputs.teachers[i].exists()) {
       continue;
     }
-    ASSIGN_OR_RETURN(
-        const std::optional<float8_gate::TeacherError> error,
-        float8_gate::check_teacher(
-            configs[i], environment_of_teacher(configs[i], context.environment()), context.mesh(),
-            inputs.teachers[i].model(), has_rows_in_eval(i) ? *inputs.eval_data : *inputs.train_data));
-    if (error) {
-      notes.float8_error = std::max(notes.float8_error, error->mean_kl);
+    const auto error = float8_gate::check_teacher(
+        configs[i], environment_of_teacher(configs[i], context.environment()), context.mesh(),
+        inputs.teachers[i].model(), has_rows_in_eval(i) ? *inputs.eval_data : *inputs.train_data);
+    if (absl::IsFailedPrecondition(error.status())) { // which all ranks have found together
+      refused.add(config::of_teacher(configs[i], error.status()));
+      continue;
+    }
+    RETURN_IF_ERROR(config::of_teacher(configs[i], error.status()));
+    if (*error) {
+      notes.float8_error = std::max(notes.float8_error, (*error)->mean_kl);
       notes.lines.push_back(absl::StrCat(
-          "float8 teacher ", context.config().has_list() ? context.config().teachers[i].name + " " : "",
-          "against the same in its compute dtype: ", error->text()));
+          "float8 ", config::text_of_teacher(configs[i]),
+          " against the same in its compute dtype: ", (*error)->text()));
     }
   }
-  return absl::OkStatus();
+  return refused.status();
 }
 
 // Takes host memory and reads the weights. The input files are no longer mapped afterwards.
@@ -93,11 +98,10 @@ absl::Status load(PreparedRun prepared, OpenedRun& run, StartNotes& notes) {
       environment.device, run.models->student->config(),
       inputs.teachers.flops(shape.teacher_seq_len(), inputs.train_data->teacher_shares()), config.data.seq_len,
       shape.teacher_seq_len(), config.train.global_batch_size * config.data.seq_len, mesh.world_size);
-  const bool has_text = inputs.eval_data != nullptr || !config.data.train.empty(); // else the first round is judged
-  RETURN_IF_ERROR(
-      has_text ? check_dropped_mass(
-                     config, run.step->micro_batches(), inputs.eval_data ? inputs.eval_data : inputs.train_data, mesh)
-               : absl::OkStatus());
+  // The documents of an on-policy run without data.train are its prompts: the rounds are judged.
+  RETURN_IF_ERROR(check_dropped_mass(
+      config, run.step->micro_batches(), {inputs.eval_data, config.data.train.empty() ? nullptr : inputs.train_data},
+      mesh));
   run.data = std::make_unique<TrainingData>(std::move(inputs.train_data));
   run.eval_data = std::move(inputs.eval_data);
   if (inputs.onpolicy) {

@@ -142,6 +142,7 @@ absl::StatusOr<std::optional<RoundCheck>> check_round(
   const at::Tensor ranks_RJN = sharding::gather_parts(mesh, at::stack(own)).view({-1, kNumJudged, tokens});
   RoundCheck check;
   check.most = config.onpolicy.max_new_tokens;
+  check.teacher = batch->teacher_number;
   check.means = metrics::loss_means(
       sums_to_host(sums_TM)[static_cast<size_t>(batch->teacher_number)],
       sharding::sum_over_ranks(mesh, batch->valid_tokens), micro.evaluation_quality(batch->teacher_number));

@@ -18,6 +18,7 @@ namespace distill::trainer {
 // The first sequences of a round under the student that is about to learn from them, and under the teacher.
 struct RoundCheck {
   metrics::LossMeans means; // over their on-policy tokens
+  int64_t teacher = 0; // of these sequences, the number
   double engine_logprob = 0; // of these tokens, as the engine gave it, nats, mean; NaN: it gave none
   double own_logprob = 0; // as the student computes it
   int64_t most = 0; // onpolicy.max_new_tokens

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "data/base/status_macros.h"
+#include "trainer/config/teachers.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/dropped_mass_check.h"
 #include "trainer/evaluator.h"
@@ -191,7 +192,9 @@ absl::StatusOr<std::optional<onpolicy::Round>> TrainingRun::write_round() {
     opened_.rounds->reject(round->position);
     return absl::Status(verdict.code(), absl::StrCat(name, std::string(verdict.message())));
   }
-  RETURN_IF_ERROR(judge_dropped_mass(config_, check->means.teacher_dropped_mass)); // the same on all ranks
+  const std::vector<config::Config> configs = config::configs_of_teachers(config_);
+  RETURN_IF_ERROR(judge_dropped_mass( // the same on all ranks
+      configs[static_cast<size_t>(check->teacher)], check->means.teacher_dropped_mass));
   RETURN_IF_ERROR(sharding::agree(
       mesh_, mesh_.is_main() ? record_check(*opened_.rounds, *round, *check, journal_) : absl::OkStatus()));
   return round;

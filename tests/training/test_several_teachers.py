@@ -67,6 +67,7 @@ def teachers(models):
 def config(tmp_path, models, teachers, sources):
     def build(name="run", own=teachers, **sections):
         data = sections.pop("data", {})
+        sections["train"] = {"deterministic": tiny.DEVICE == "cuda"} | sections.get("train", {})
         train = [
             {"path": sources["math"], "weight": 2, "teacher": "math"},
             sources["both"],
@@ -153,6 +154,31 @@ def test_metrics_are_by_teacher_and_add_up(tmp_path, config, sources):
         single = json.loads(tiny.distill(*command, name).stdout)
         for number, value in report["teachers"][name].items():
             assert single[number] == pytest.approx(value, rel=1e-6), (name, number)
+
+
+def test_a_limited_evaluation_reads_rows_of_each_teacher(tmp_path, config, sources):
+    """In proportion to their rows, and one micro-batch at least; each teacher's are its first ones."""
+    held_out = [
+        {"path": sources["math"], "teacher": "math"},
+        {"path": sources["code"], "teacher": {"math": 3, "code": 1}},
+    ]
+    sections = {"train": {"steps": 1}, "data": {"eval": held_out}, "scheduler": {"warmup_steps": 0}}
+    whole = tiny.write_config(tmp_path / "whole", config(**sections))
+    rows = {}
+    for name in ("math", "code"):
+        said = tiny.distill("eval", "--config", whole, "--teacher", name).stdout
+        rows[name] = int(re.search(r"(\d+) sequences", said)[1])
+    assert rows["math"] > 3 * rows["code"] > 9
+    for batches in (1, 8):
+        settings = config(eval={"batches": batches}, **sections)
+        found = tiny.evaluate(tmp_path / "all", settings)["teachers"]
+        path = tiny.write_config(tmp_path / "one", settings)
+        for name in rows:
+            own = max(1, int(batches * rows[name] / sum(rows.values()) + 0.5))
+            command = ["eval", "--config", path, "--json", "--teacher", name, "--set", f"eval.batches={own}"]
+            single = json.loads(tiny.distill(*command).stdout)
+            assert found[name]["valid_tokens"] == single["valid_tokens"], (batches, name)
+            assert found[name]["loss"] == pytest.approx(single["loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

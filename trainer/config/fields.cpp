@@ -187,7 +187,8 @@ std::vector<Field> eval_fields() {
        "Steps from one evaluation on data.eval to the next; the last step is followed by one, too. 0: no evaluation "
        "during training."},
       {"eval", "batches", Integer{member<kEval, &EvalSection::batches>, 0, kMaxSteps}, "micro-batches",
-       "Size of one evaluation over all ranks. 0: all of data.eval."},
+       "Size of one evaluation over all ranks. Of several teachers each has its share, and one at least on each rank. "
+       "0: all of data.eval."},
       {"eval", "at_start", Boolean{member<kEval, &EvalSection::at_start>}, "", "Evaluate before the first step, too."},
       {"eval", "samples", Integer{member<kEval, &EvalSection::samples>, 0, 1024}, "",
        "Number of prompts of data.eval that student and teacher continue greedily at each evaluation during training, "

@@ -35,6 +35,10 @@ absl::Status choose_teacher(Purpose purpose, const std::string& name, ReadResult
         name.empty() ? "none" : name));
   }
   const auto number = static_cast<size_t>(found - names.begin());
+  std::erase_if(read.config.teachers[number].keys, [&](const TeacherKey& key) {
+    const auto origin = read.origins.find(key.key);
+    return origin != read.origins.end() && origin->second.line == 0; // the command line says otherwise
+  });
   const Config own = config_of_teacher(read.config, number);
   for (const Section& section : sections()) { // what has an effect with other teachers is no mistake
     for (const Field& field : section.fields) {

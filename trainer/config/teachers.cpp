@@ -91,6 +91,21 @@ std::vector<Config> configs_of_teachers(const Config& config) {
   return all;
 }
 
+std::string text_of_teacher(const Config& config) {
+  const auto number = static_cast<size_t>(std::max<int64_t>(0, config.this_teacher));
+  return config.this_teacher < 0 ? "teacher" : absl::StrCat("teacher ", config.teachers[number].name);
+}
+
+absl::Status of_teacher(const Config& config, const absl::Status& status) {
+  return status.ok() || config.this_teacher < 0
+      ? status
+      : absl::Status(
+            status.code(),
+            absl::StrCat(
+                "teachers: ", config.teachers[static_cast<size_t>(config.this_teacher)].name, ": ",
+                std::string(status.message())));
+}
+
 std::vector<ModelOfRun> models_of_run(const Config& config) {
   std::vector<ModelOfRun> models = {{"student", config.student}};
   for (const Config& own : configs_of_teachers(config)) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <absl/status/statusor.h>
+#include <absl/status/status.h>
 
 #include <string>
 #include <vector>
@@ -25,6 +25,11 @@ Config config_of_teacher(const Config& config, size_t number);
 // Of each of the run's teachers, in their order. A configuration without `teachers` is returned itself: the run has the
 // one of the section `teacher`, or none.
 std::vector<Config> configs_of_teachers(const Config& config);
+
+// "teacher", or of several "teacher math", for messages. `config`: that of the teacher.
+std::string text_of_teacher(const Config& config);
+// Names the teacher, of several, that an error is about. `config`: that of the teacher.
+absl::Status of_teacher(const Config& config, const absl::Status& status);
 
 // A model that a run reads, and the key of its section in messages: "student", "teacher", "teachers[1] (math) teacher".
 struct ModelOfRun {

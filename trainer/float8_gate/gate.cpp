@@ -62,6 +62,11 @@ absl::StatusOr<std::vector<data::Batch>> gate_batches(
         device::bytes_text(free)));
   }
   const bool several = data.options().teachers.size() > 1 && data.options().only_teacher < 0;
+  if (several && data.teacher_shares()[static_cast<size_t>(config.this_teacher)] == 0) {
+    return absl::FailedPreconditionError(
+        "float8.gate: expected documents of this teacher in data.eval or data.train, on which its error is measured, "
+        "found none; add some to data.eval, or set float8: {gate: false}");
+  }
   return sample_batches(data, micro_batch_size, tokens, mesh, several ? config.this_teacher : -1);
 }
 
@@ -105,9 +110,13 @@ absl::StatusOr<std::optional<TeacherError>> check_teacher(
   if (const Limits limits = limits_of(config); !limits.hold(error)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "teacher.dtype: float8: expected %s, found %s. Products that stay in the compute dtype bring it down: "
-        "`distill quantize` with this configuration finds the most sensitive ones and prints "
+        "`distill quantize%s` with this configuration finds the most sensitive ones and prints "
         "teacher.float8_exceptions; or raise the limit, or set teacher.dtype: %s",
-        limits.text(), error.text(), models::precision_text({}, environment.teacher_dtype)));
+        limits.text(), error.text(),
+        config.this_teacher < 0
+            ? ""
+            : absl::StrCat(" --teacher ", config.teachers[static_cast<size_t>(config.this_teacher)].name),
+        models::precision_text({}, environment.teacher_dtype)));
   }
   return error;
 }

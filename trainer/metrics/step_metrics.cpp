@@ -60,9 +60,6 @@ void add_means(Json& json, const LossMeans& means) {
     json[kEstimatesKey] = estimates;
   }
   json["valid_tokens"] = means.valid_tokens;
-}
-
-void add_dropped_mass(Json& json, const LossMeans& means) {
   if (means.teacher_dropped_mass) {
     json["teacher_dropped_mass"] = *means.teacher_dropped_mass;
   }
@@ -194,7 +191,6 @@ std::string means_json(const LossMeans& means, absl::Span<const TeacherMeans> te
   Json json;
   add_means(json, means);
   add_teachers(json, teachers);
-  add_dropped_mass(json, means);
   return json.dump();
 }
 
@@ -202,7 +198,6 @@ Json eval_json(int64_t step, const LossMeans& means, absl::Span<const TeacherMea
   Json json, values;
   add_means(values, means);
   add_teachers(values, teachers);
-  add_dropped_mass(values, means);
   json[kStepKey] = step;
   json[kEvalKey] = values;
   return json;

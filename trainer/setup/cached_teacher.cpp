@@ -297,13 +297,13 @@ absl::StatusOr<std::shared_ptr<teacher_cache::CacheReader>> attach_rows(
   return rows;
 }
 
-std::string describe_cache(const teacher_cache::Index& index) {
+std::string describe_cache(const std::string& role, const teacher_cache::Index& index) {
   const teacher_cache::Manifest& manifest = index.manifest();
   const int64_t width = manifest.rows.row_bytes();
   return absl::StrFormat(
-      "teacher: from the cache %s, %s, %d bytes a token; %d parts, %d tokens, %.3g GB; of %s (computed in %s), "
+      "%s: from the cache %s, %s, %d bytes a token; %d parts, %d tokens, %.3g GB; of %s (computed in %s), "
       "captured in sequences of %d%s",
-      index.folder(), describe(manifest.rows), width, index.parts(), index.rows(),
+      role, index.folder(), describe(manifest.rows), width, index.parts(), index.rows(),
       1e-9 * static_cast<double>(index.rows() * width), manifest.teacher, manifest.precision, manifest.seq_len,
       manifest.concat() ? ", cut from one stream of documents" : "");
 }

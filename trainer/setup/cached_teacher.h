@@ -53,6 +53,7 @@ absl::StatusOr<std::shared_ptr<teacher_cache::CacheReader>> attach_rows(
     data::Dataset& data, const std::string& key, bool partial = false);
 
 // "teacher: work/cache, bfloat16 hidden states of 4096, 8192 bytes a token; 12 parts, 1234567 tokens, 10.1 GB; of ..."
-std::string describe_cache(const teacher_cache::Index& index);
+// `role`: config::text_of_teacher().
+std::string describe_cache(const std::string& role, const teacher_cache::Index& index);
 
 } // namespace distill::trainer

@@ -164,17 +164,6 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
   return data::Dataset::open(options);
 }
 
-// Names the teacher, of several, that a problem is about.
-absl::Status of_teacher(const config::Config& config, const absl::Status& status) {
-  return status.ok() || config.this_teacher < 0
-      ? status
-      : absl::Status(
-            status.code(),
-            absl::StrCat(
-                "teachers: ", config.teachers[static_cast<size_t>(config.this_teacher)].name, ": ",
-                std::string(status.message())));
-}
-
 // Opens the cache of a teacher, checks it against the run, and lets the data sets read their rows from it. `config`:
 // that of the teacher.
 absl::Status open_teacher_rows(
@@ -183,7 +172,7 @@ absl::Status open_teacher_rows(
   ASSIGN_OR_RETURN(
       const auto index,
       open_cache(config, environment, teacher.model().config, inputs.student.config.vocab_size, tokenizers));
-  inputs.teacher_texts.push_back(describe_cache(*index));
+  inputs.teacher_texts.push_back(describe_cache(config::text_of_teacher(config), *index));
   base::ProblemList problems;
   if (inputs.train_data) {
     problems.add(attach_rows(config, environment, index, *inputs.train_data, "data.train").status());
@@ -221,14 +210,14 @@ absl::StatusOr<Inputs> open_inputs(
   Inputs inputs;
   for (const config::Config& own : configs) {
     const auto read = read_tokenizers(own);
-    problems.add(of_teacher(own, read.status()));
+    problems.add(config::of_teacher(own, read.status()));
     const RunTokenizers known = read.ok() ? *read : RunTokenizers{};
     if (read.ok()) {
       log_tokenizers(own, known);
       tokenizers.add(known);
     }
     auto opened = open_teacher(own, known);
-    problems.add(of_teacher(own, opened.status()));
+    problems.add(config::of_teacher(own, opened.status()));
     if (!opened.ok()) {
       teachers.reset();
       continue;
@@ -239,7 +228,8 @@ absl::StatusOr<Inputs> open_inputs(
       limits = narrower(limits, known.limits(vocabulary, student_rows, teacher_rows));
       const std::string text = known.text(vocabulary, student_rows, teacher_rows);
       if (!text.empty()) {
-        inputs.vocabulary_texts.push_back(text);
+        inputs.vocabulary_texts.push_back(
+            config.has_list() ? absl::StrCat(config::text_of_teacher(own), ": ", text) : text);
       }
     }
     if (teachers) {
@@ -263,9 +253,14 @@ absl::StatusOr<Inputs> open_inputs(
       problems.add(check_schedule(config, *inputs.train_data));
     }
   }
+  bool on_train = purpose == config::Purpose::kQuantize && config.data.eval.empty();
   if (!config.data.eval.empty()) {
-    inputs.eval_data = open(config.data.eval, /*once=*/true);
-  } else if (purpose == config::Purpose::kQuantize) {
+    auto data = open_data(config, config.data.eval, /*once=*/true, tokenizers.hashes, limits, pin_memory);
+    // Of several teachers, one without held-out documents is measured on those that it trains on, as before a run.
+    on_train = purpose == config::Purpose::kQuantize && absl::IsNotFound(data.status()) && !config.data.train.empty();
+    inputs.eval_data = on_train ? nullptr : problems.take(std::move(data)).value_or(nullptr);
+  }
+  if (on_train) {
     inputs.train_data = open(config.data.train, /*once=*/false);
   }
   if (purpose == config::Purpose::kTrain && config.eval.samples > 0 && inputs.eval_data) {
@@ -278,13 +273,12 @@ absl::StatusOr<Inputs> open_inputs(
       const TeacherSpec& teacher = inputs.teachers[i];
       const Environment own = environment_of_teacher(configs[i], environment);
       if (teacher.rows()) {
-        problems.add(
-            of_teacher(configs[i], open_teacher_rows(configs[i], own, purpose, tokenizers.hashes, teacher, inputs)));
+        problems.add(config::of_teacher(
+            configs[i], open_teacher_rows(configs[i], own, purpose, tokenizers.hashes, teacher, inputs)));
       } else if (teacher.exists()) {
-        const std::string name =
-            config.has_list() ? absl::StrCat("teacher ", config.teachers[i].name) : std::string("teacher");
-        inputs.teacher_texts.push_back(
-            describe_model(name.c_str(), configs[i].teacher, teacher.model().config, own.teacher_dtype));
+        inputs.teacher_texts.push_back(describe_model(
+            config::text_of_teacher(configs[i]).c_str(), configs[i].teacher, teacher.model().config,
+            own.teacher_dtype));
       }
     }
     const auto head = problems.take(plan_head(
@@ -305,8 +299,11 @@ absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
     if (!sets->empty()) {
       // The order of concatenated documents decides what is to the left of a token: it must be the run's.
       const bool shuffle = config.data.packing == data::PackingMode::kConcat && sets == &config.data.train;
-      auto set = problems.take(open_data(config, *sets, /*once=*/true, tokenizers, limits, pin_memory, shuffle));
-      data.push_back(set ? *std::move(set) : nullptr);
+      auto set = open_data(config, *sets, /*once=*/true, tokenizers, limits, pin_memory, shuffle);
+      if (sets == &config.data.eval && absl::IsNotFound(set.status())) {
+        continue; // held-out documents are those of other teachers
+      }
+      data.push_back(problems.take(std::move(set)).value_or(nullptr));
     }
   }
   RETURN_IF_ERROR(problems.status());

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "data/base/status_macros.h"
+#include "trainer/config/teachers.h"
 #include "trainer/metrics/log.h"
 #include "trainer/teacher_cache/cache_folder.h"
 
@@ -278,12 +279,13 @@ absl::StatusOr<RunTokenizers> read_tokenizers(const config::Config& config) {
 
 void log_tokenizers(const config::Config& config, const RunTokenizers& tokenizers) {
   if (tokenizers.map) {
-    log_one_sided("teacher", "student", tokenizers.map->teacher_only, tokenizers.teacher, /*masks=*/false);
-    log_one_sided("student", "teacher", tokenizers.map->student_only, tokenizers.student, tokenizers.masks);
+    const std::string teacher = config::text_of_teacher(config);
+    log_one_sided(teacher, "student", tokenizers.map->teacher_only, tokenizers.teacher, /*masks=*/false);
+    log_one_sided("student", teacher, tokenizers.map->student_only, tokenizers.student, tokenizers.masks);
   } else if (config.has_teacher() && !config.student.path.empty()) {
     const bool student_lacks = tokenizers.student == nullptr;
     metrics::log_warning_rank0(absl::StrCat(
-        "student and teacher tokenizers cannot be compared: no tokenizer.json in ",
+        "student and ", config::text_of_teacher(config), " tokenizers cannot be compared: no tokenizer.json in ",
         student_lacks ? config.student.path : config.teacher.folder(), "; name one in ",
         student_lacks ? "student.tokenizer" : "teacher.tokenizer"));
   }

@@ -5,6 +5,7 @@
 
 #include "data/base/status_macros.h"
 #include "losses/head/linear_head.h"
+#include "trainer/config/teachers.h"
 #include "trainer/dropped_mass_check.h"
 #include "trainer/metrics/log.h"
 #include "trainer/step/dropped_mass.h"
@@ -50,7 +51,8 @@ absl::Status check_captured_mass(
   const double mean = sum.item<double>() / static_cast<double>(tokens);
   if (mesh.is_main()) {
     metrics::log_info(absl::StrFormat(
-        "the teacher's mean probability of its %d tokens that have no part in the loss: %.4g", mass.size(), mean));
+        "the %s's mean probability of its %d tokens that have no part in the loss: %.4g",
+        config::text_of_teacher(config), mass.size(), mean));
   }
   return judge_dropped_mass(config, mean);
 }

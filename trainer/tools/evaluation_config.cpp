@@ -35,10 +35,12 @@ int64_t readable_length(const config::Config& config, int64_t wanted) {
 absl::StatusOr<config::Config> evaluation_config(const EvaluationRequest& request) {
   config::ReadResult read = request.config.empty() ? config::read_overrides(request.overrides)
                                                    : config::read_file(request.config, request.overrides);
-  set_path(read.config.student.path, "student.path", request.student, read);
   // Of several teachers, --teacher names one; else it is a folder, which takes their place.
   const std::vector<std::string> names = read.config.teacher_names();
   const bool is_name = std::find(names.begin(), names.end(), request.teacher) != names.end();
+  // A teacher that is measured alone stands for the student, too.
+  const bool alone = request.purpose == config::Purpose::kQuantize && request.student.empty() && !is_name;
+  set_path(read.config.student.path, "student.path", alone ? request.teacher : request.student, read);
   if (!is_name) {
     set_path(read.config.teacher.path, "teacher.path", request.teacher, read);
     if (!request.teacher.empty()) {

@@ -15,8 +15,8 @@ struct EvaluationRequest {
   std::string config; // file; empty: none, and every key has its default
   std::vector<std::string> overrides; // "section.key=VALUE"
   // These members take precedence over the file and the overrides.
-  std::string student; // folder; empty: student.path
-  std::string teacher; // folder; empty: teacher.path
+  std::string student; // folder; empty: student.path, or to quantize the teacher that `teacher` names by its folder
+  std::string teacher; // folder, or the name of one of several; empty: teacher.path
   std::vector<std::string> data; // token shards or folders of them; empty: data.eval
   config::Purpose purpose = config::Purpose::kEvaluate; // or kQuantize
 };

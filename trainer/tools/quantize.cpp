@@ -32,9 +32,6 @@ absl::StatusOr<config::Config> teacher_config(EvaluationRequest request) {
   std::vector<std::string> overrides{"teacher.dtype=float8"};
   overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
   request.overrides = std::move(overrides);
-  if (request.student.empty()) {
-    request.student = request.teacher;
-  }
   request.purpose = config::Purpose::kQuantize;
   return evaluation_config(request);
 }

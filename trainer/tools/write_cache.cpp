@@ -8,6 +8,7 @@
 
 #include "data/base/status_macros.h"
 #include "data/prefetch.h"
+#include "trainer/config/teachers.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/float8_gate/gate.h"
 #include "trainer/loader/batch_loader.h"
@@ -138,13 +139,13 @@ absl::Status Capture::look_at_earlier() {
 
 // Refuses a float8 teacher that is too far from the exact one, as a training run does. All ranks call it.
 absl::Status Capture::check_precision() const {
-  ASSIGN_OR_RETURN(
-      const auto error,
-      float8_gate::check_teacher(
-          config_, context_.environment(), mesh_, inputs_.teacher.model(),
-          *inputs_.data.back())); // data.eval, if there is some
-  if (error && mesh_.is_main()) {
-    metrics::log_info(absl::StrCat("float8 teacher against the same in its compute dtype: ", error->text()));
+  const auto error = float8_gate::check_teacher(
+      config_, context_.environment(), mesh_, inputs_.teacher.model(),
+      *inputs_.data.back()); // data.eval, if there is some
+  RETURN_IF_ERROR(config::of_teacher(config_, error.status()));
+  if (*error && mesh_.is_main()) {
+    metrics::log_info(absl::StrCat(
+        "float8 ", config::text_of_teacher(config_), " against the same in its compute dtype: ", (*error)->text()));
   }
   return absl::OkStatus();
 }

@@ -124,19 +124,20 @@ at::Tensor attention_layer_forward(
 at::Tensor attention_layer_backward(
     const AttentionContext& context, const AttentionParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,
     const SublayerInput& input, AttentionSaved& saved, AttentionParams& grads, at::Tensor& dnorm_H) {
+  LowGradient of_o, of_qkv;
   if (grads.o.needs_input()) {
-    add_weight_gradient(params.o, grads.o, dy_NH, gated_output(context.spec, saved));
+    add_weight_gradient(params.o, grads.o, dy_NH, gated_output(context.spec, saved), &of_o);
   }
-  at::Tensor dout_NQ = input_gradient(params.o, dy_NH);
+  at::Tensor dout_NQ = input_gradient(params.o, dy_NH, &of_o);
   dy_NH.reset();
   const at::Tensor dqkv_NA = qkv_backward(context, params, std::move(dout_NQ), saved, grads);
   saved.qkv_NA.reset();
   saved.out_NQ.reset();
   add_bias_gradient(grads.qkv, dqkv_NA);
   if (grads.qkv.needs_input()) {
-    add_weight_gradient(params.qkv, grads.qkv, dqkv_NA, input.value());
+    add_weight_gradient(params.qkv, grads.qkv, dqkv_NA, input.value(), &of_qkv);
   }
-  return input.gradient(input_gradient(params.qkv, dqkv_NA), dstream_NH, dnorm_H);
+  return input.gradient(input_gradient(params.qkv, dqkv_NA, &of_qkv), dstream_NH, dnorm_H);
 }
 
 } // namespace distill::models

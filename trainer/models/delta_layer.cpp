@@ -51,11 +51,13 @@ at::Tensor delta_layer_backward(
     const SublayerInput& input, DeltaSaved& saved, DeltaParams& grads, at::Tensor& dnorm_H) {
   const DeltaSpec& spec = context.spec;
   const at::Tensor z_NV = gate_part(spec, saved.qkvz_NW);
+  LowGradient of_out, of_qkvz;
   if (grads.out.needs_input()) {
     add_weight_gradient(
-        params.out, grads.out, dy_NH, gated_norm_forward(saved.out_NV, z_NV, params.gate_norm_D, context.norm_eps));
+        params.out, grads.out, dy_NH, gated_norm_forward(saved.out_NV, z_NV, params.gate_norm_D, context.norm_eps),
+        &of_out);
   }
-  at::Tensor dgated_NV = input_gradient(params.out, dy_NH);
+  at::Tensor dgated_NV = input_gradient(params.out, dy_NH, &of_out);
   dy_NH.reset();
   at::Tensor dqkvz_NW = at::empty_like(saved.qkvz_NW);
   at::Tensor dz_NV = gate_part(spec, dqkvz_NW);
@@ -84,10 +86,10 @@ at::Tensor delta_layer_backward(
   saved.ba_N2A.reset();
   if (grads.qkvz.needs_input() || grads.ba.needs_input()) {
     const at::Tensor x_NH = input.value();
-    add_weight_gradient(params.qkvz, grads.qkvz, dqkvz_NW, x_NH);
+    add_weight_gradient(params.qkvz, grads.qkvz, dqkvz_NW, x_NH, &of_qkvz);
     add_weight_gradient(params.ba, grads.ba, dba_N2A, x_NH);
   }
-  at::Tensor dinput_NH = input_gradient(params.qkvz, dqkvz_NW).add_(input_gradient(params.ba, dba_N2A));
+  at::Tensor dinput_NH = input_gradient(params.qkvz, dqkvz_NW, &of_qkvz).add_(input_gradient(params.ba, dba_N2A));
   return input.gradient(std::move(dinput_NH), dstream_NH, dnorm_H);
 }
 

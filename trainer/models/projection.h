@@ -82,12 +82,18 @@ at::Tensor multiply(const Projection& projection, const Operand& operand);
 // bits than in a tensor of its own, and a block that runs again others than one that keeps everything.
 at::Tensor multiply_add(const Projection& projection, const Operand& operand, const at::Tensor& residual_NO);
 
+// scale * dy B of a projection's adapters, which both gradients below need: whichever is asked for first computes it.
+// One for each dy.
+struct LowGradient {
+  at::Tensor dlow_NR;
+};
 // dy W, and what the adapters add to it.
-at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO);
+at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO, LowGradient* low = nullptr);
 // Adds dy^T x to the weight's gradient, in the compute dtype even if the weight is float8, and to those of the
 // adapters. `gradient`: of `projection`.
 void add_weight_gradient(
-    const Projection& projection, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI);
+    const Projection& projection, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI,
+    LowGradient* low = nullptr);
 // Adds the sum of dy over tokens to the bias' gradient.
 void add_bias_gradient(Projection& gradient, const at::Tensor& dy_NO);
 

@@ -71,6 +71,37 @@ TEST_F(ProjectionTest, ANewGradientIsOverwritten) {
   EXPECT_LT(relative_error(gradient.weight_OI, 2 * at::matmul(dy.t(), x)), kExact);
 }
 
+TEST_F(ProjectionTest, BothGradientsShareWhatTheAdaptersNeed) {
+  const auto adapter = [&](const std::function<at::Tensor(at::IntArrayRef)>& make) {
+    Adapter own{.a_RI = make({4, 6})};
+    own.modules = {{.b_OR = make({2, 1}), .scale = 0.5}, {.b_OR = make({3, 3}), .first_row = 2}};
+    return own;
+  };
+  const Projection projection{.weight_OI = randn({5, 6}), .adapter = adapter([&](auto sizes) { return randn(sizes); })};
+  const at::Tensor x = randn({4, 6}), dy = randn({4, 5});
+  const auto gradient = [&] {
+    return Projection{.adapter = adapter([&](auto sizes) { return at::zeros(sizes, options()); })};
+  };
+  Projection alone = gradient();
+  add_weight_gradient(projection, alone, dy, x);
+  const at::Tensor dx = input_gradient(projection, dy);
+  for (const bool input_first : {false, true}) {
+    LowGradient low;
+    Projection own = gradient();
+    at::Tensor own_dx = input_first ? input_gradient(projection, dy, &low) : at::Tensor();
+    add_weight_gradient(projection, own, dy, x, &low);
+    own_dx = input_first ? own_dx : input_gradient(projection, dy, &low);
+    EXPECT_TRUE(at::equal(own_dx, dx));
+    EXPECT_TRUE(at::equal(own.adapter.a_RI, alone.adapter.a_RI));
+    EXPECT_TRUE(at::equal(own.adapter.modules[1].b_OR, alone.adapter.modules[1].b_OR));
+    const at::Tensor expected = at::cat(
+        {0.5 * at::matmul(dy.narrow(1, 0, 2), projection.adapter.modules[0].b_OR),
+         at::matmul(dy.narrow(1, 2, 3), projection.adapter.modules[1].b_OR)},
+        1);
+    EXPECT_LT(relative_error(low.dlow_NR, expected), kExact);
+  }
+}
+
 TEST_F(ProjectionTest, AGradientOfAnotherProductIsRefused) {
   const Projection projection{.weight_OI = randn({3, 6})};
   const at::Tensor x = randn({4, 6}), dy = randn({4, 1});

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+import onpolicy_runs
 import test_lora
 import tiny
 import vocabularies
@@ -194,3 +195,24 @@ def test_a_teacher_with_an_adapter_and_other_ids(tmp_path, folders, shards, whol
         assert without_mass(steps_of(found)) == without_mass(steps_of(equal)) and weights_of(found) == weights_of(equal)
     else:
         assert "lm_head" in " ".join(load_file(Path(adapter) / "adapter_model.safetensors"))
+
+
+def test_rounds_are_judged_by_the_limit_of_their_own_teacher(tmp_path, folders):
+    """Where there is no text: of a round's first sequences, whose teacher here is the one with other ids."""
+    random = np.random.default_rng(11)
+    documents = [(tokens, np.arange(len(tokens)) >= 4) for tokens, _ in documents_of(4, count=40)]
+    documents = [(tokens[:8], in_loss[:8]) for tokens, in_loss in documents]
+    names = ["code" if random.random() < 0.9 else "math" for _ in documents]
+    prompts = named_shard(tmp_path / "prompts.dtok", folders["student"], documents, names)
+    build = onpolicy_runs.config_in(tmp_path, {"llama": (folders["student"], folders["math"])}, prompts)
+
+    def settings(name, **code):
+        out = build(name, onpolicy_runs.command("--vocab", BASE))
+        del out["teacher"]
+        out["teachers"] = [{"name": "math", "path": folders["math"]}, {"name": "code", "path": folders["moved"]} | code]
+        return out
+
+    tiny.train(tmp_path / "open", settings("open", max_dropped_mass=1))
+    path = tiny.write_config(tmp_path / "limited", settings("limited", max_dropped_mass=1e-9))
+    said = tiny.distill("--config", path, code=tiny.BAD_INPUT).stderr
+    assert "teachers: code: teacher.max_dropped_mass: expected at most 1e-09, found" in said

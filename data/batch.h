@@ -21,6 +21,20 @@ struct Stretch {
   int64_t at = 0; // position of the first token in the flattened batch
 };
 
+// Where student and teacher write the same text in tokens of other tokenizers (TextAlignment): the pieces of the
+// batch's completions, those that are more than one token on either side (spans) first. P of the student's tokens are
+// in Z pieces, and Q of the teacher's.
+struct AlignedPieces {
+  // int64: for each token of a piece the position, among the flattened tokens, of the one from which it is predicted,
+  // and its piece; in order, so that the pieces' numbers ascend.
+  at::Tensor rows_P, pieces_P;
+  at::Tensor first_rows_Z; // int64: of each piece the first of its rows_P
+  at::Tensor teacher_rows_Q, teacher_pieces_Q;
+  at::Tensor teacher_targets_Q; // int64: the teacher's token (a row of its tables) that is predicted
+  int64_t pieces = 0, spans = 0; // Z, and how many of them are spans
+  int64_t span_tokens = 0, teacher_span_tokens = 0; // of P and of Q, those of spans
+};
+
 // What the teacher reads in place of a micro-batch's tokens: B sequences of T tokens.
 struct TeacherBatch {
   at::Tensor tokens_BT; // int64
@@ -30,6 +44,8 @@ struct TeacherBatch {
   // int64; for each of the student's tokens with a target, the position in the flattened teacher tokens from which the
   // teacher predicts the same target. For the others any position of their sequence.
   at::Tensor rows_BS;
+  std::optional<AlignedPieces>
+      aligned; // of a teacher with a tokenizer of its own; rows_BS is then of first_rows_Z alone
 };
 
 // One micro-batch on the host: B sequences of S tokens each; flattened, N = B * S tokens.

@@ -61,6 +61,7 @@ void check_shard(Shard& shard, const DataOptions& options, MaskedDocuments& mask
     }
   }
   if (options.verify) {
+    // Texts in a teacher's tokens are compared where its documents are known (align_source).
     problems.add(shard.verify());
   }
   shard.advise(options.shuffle ? base::Access::kRandom : base::Access::kSequential);
@@ -179,6 +180,7 @@ absl::Status Dataset::plan_sources() {
     stats.path = options_.sources[source.option].path;
     stats.masked = source.masked;
     stats.teacher = has_several_teachers() ? options_.teachers[static_cast<size_t>(source.teacher)] : "";
+    problems.add(align_source(source, stats));
     plan(source, stats);
     if (stats.samples == 0) {
       problems.add(absl::StrCat(

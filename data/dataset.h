@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +51,9 @@ struct DataOptions {
   int64_t teacher_group = 1;
   // The hashes of the tokenizers with which the shards may have been written; empty: any tokenizer, the same for all.
   std::vector<base::Digest> tokenizer_hashes;
+  // Of each teacher, how its tokens are those of the student's; null, or an empty list: they are the same, and no
+  // document has a text in another tokenizer's ids. With an alignment every document has one in the teacher's.
+  std::vector<std::shared_ptr<const TextAlignment>> alignments;
   TokenLimits limits; // which tokens the documents may have
   bool pin_memory = false; // allocate batches in page-locked memory (needs CUDA)
   bool verify = false; // check the payload hash and all token ids of every shard, which reads it completely
@@ -62,6 +66,15 @@ struct Stage {
   int64_t seq_len = 0; // tokens
   PackingMode packing = PackingMode::kPack;
   int64_t teacher_seq_len = 0; // tokens, with a teacher stream; 0: seq_len
+};
+
+// How the completions of documents are split into pieces (TextAlignment), over a sample of them.
+struct AlignmentStats {
+  int64_t documents = 0;
+  int64_t tokens = 0, teacher_tokens = 0; // of the completions
+  int64_t pieces = 0, spans = 0; // spans: pieces of more than one token on either side
+  int64_t span_tokens = 0; // the student's, in spans
+  std::map<std::string, int64_t> student_passed, teacher_passed; // special tokens that only one has: how many, by text
 };
 
 // Of the documents of a source, or with several teachers, of those that have the same one.
@@ -81,6 +94,7 @@ struct SourceStats {
   int64_t cut_documents = 0; // those of them that are cut at the end, since a text is longer than its sequence
   MaskedDocuments masked; // documents with a token that the teacher lacks (TokenLimits::Stream::masked)
   int64_t left_out_documents = 0; // those of them that are left out, since no token of the completion fits
+  std::optional<AlignmentStats> alignment; // of a teacher with a tokenizer of its own
 };
 
 // Random access to an endless, deterministic series of samples. A sample is a packed sequence of seq_len tokens. It
@@ -203,6 +217,13 @@ class Dataset : public BatchSource {
   // The sources of one entry of the options: one, or one for each teacher that has documents there.
   absl::Status add_sources(size_t option, std::vector<Shard> shards, const MaskedDocuments& masked);
   absl::Status plan_sources();
+  const TextAlignment* alignment_of(int64_t teacher) const;
+  const TextAlignment* alignment_of(const Source& source) const {
+    return alignment_of(source.teacher);
+  }
+  // The alignment of a sample of a source's documents. InvalidArgument or DataLoss: a document has no text in its
+  // teacher's tokens, has one in those of another tokenizer, or has another text.
+  absl::Status align_source(const Source& source, SourceStats& stats) const;
   void plan(Source& source, SourceStats& stats);
   void check_every_teacher(base::ProblemList& problems) const;
   void order_samples();

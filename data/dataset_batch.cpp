@@ -78,6 +78,41 @@ void for_each_cut(const ConcatSequences& sequences, int64_t index, const Visit& 
 
 } // namespace
 
+namespace {
+
+// The pieces of a batch that is being filled: spans, and single tokens.
+struct PieceLists {
+  struct List {
+    std::vector<int64_t> rows, pieces, first_rows, teacher_rows, teacher_pieces, teacher_targets;
+    int64_t count = 0;
+  };
+  List spans, singles;
+
+  AlignedPieces finish(const at::TensorOptions& kind) const {
+    AlignedPieces out;
+    const auto join = [&](std::vector<int64_t> List::*member, int64_t added) {
+      const std::vector<int64_t>&first = spans.*member, &second = singles.*member;
+      at::Tensor all = at::empty({static_cast<int64_t>(first.size() + second.size())}, kind);
+      auto* to = std::copy(first.begin(), first.end(), all.mutable_data_ptr<int64_t>());
+      std::transform(second.begin(), second.end(), to, [added](int64_t value) { return value + added; });
+      return all;
+    };
+    out.rows_P = join(&List::rows, 0);
+    out.pieces_P = join(&List::pieces, spans.count);
+    out.first_rows_Z = join(&List::first_rows, 0);
+    out.teacher_rows_Q = join(&List::teacher_rows, 0);
+    out.teacher_pieces_Q = join(&List::teacher_pieces, spans.count);
+    out.teacher_targets_Q = join(&List::teacher_targets, 0);
+    out.spans = spans.count;
+    out.pieces = spans.count + singles.count;
+    out.span_tokens = static_cast<int64_t>(spans.rows.size());
+    out.teacher_span_tokens = static_cast<int64_t>(spans.teacher_rows.size());
+    return out;
+  }
+};
+
+} // namespace
+
 // One sequence of a batch that is being filled.
 struct Dataset::SequenceBuilder {
   TokenRow student;
@@ -87,6 +122,7 @@ struct Dataset::SequenceBuilder {
   std::vector<Stretch>& stretches; // of the batch
   std::vector<int64_t> stream; // tokens read from the shard, and the target of the last one
   TeacherText texts;
+  PieceLists pieces; // of a teacher with a tokenizer of its own
 
   // Copies tokens [begin, begin + length) of a shard to position `at`, each with the next token as its target.
   // `readable`: `length`, or one more where the last token has a target within its document.
@@ -123,6 +159,55 @@ struct Dataset::SequenceBuilder {
         targets_S[at + pair.token - 1] = texts.tokens[pair.token];
         rows_S[at + pair.token - 1] = teacher->flat_begin + teacher_at + pair.teacher_token - 1;
       }
+    }
+    return absl::OkStatus();
+  }
+
+  // The same for a teacher with a tokenizer of its own. All of the completion's tokens are targets; those of a piece
+  // are compared where its first token has a predecessor in both texts.
+  absl::Status read_aligned(
+      const Shard& shard, int64_t document, const TextLengths& lengths, const TextAlignment& alignment, int64_t at,
+      int64_t teacher_at) {
+    RETURN_IF_ERROR(read_texts(shard, document, lengths, texts, &alignment));
+    for (size_t i = 0; i < texts.teacher_tokens.size(); ++i) {
+      int64_t& id = texts.teacher_tokens[i];
+      const int64_t row = alignment.teacher_row(id);
+      if (row < 0) {
+        return absl::DataLossError(absl::StrCat(
+            shard.path(), ": document ", document, ", teacher token ", i,
+            ": expected an id with a row in the teacher's "
+            "tables, found ",
+            id, " (\"", alignment.teacher_text(id), "\")"));
+      }
+      id = row;
+    }
+    std::copy(texts.tokens.begin(), texts.tokens.end(), student.tokens_S + at);
+    std::copy(texts.teacher_tokens.begin(), texts.teacher_tokens.end(), teacher->tokens_S + teacher_at);
+    const int64_t begin = shard.document_begin(document);
+    for (int64_t i = 0; i < lengths.tokens; ++i) {
+      const bool has_target = i + 1 < lengths.tokens && shard.has_target(begin + i + 1);
+      targets_S[at + i] = has_target ? texts.tokens[i + 1] : kIgnoreIndex;
+    }
+    std::fill_n(rows_S + at, lengths.tokens, teacher->flat_begin + teacher_at);
+    for (const TeacherText::Pair& piece : texts.completion) {
+      if (piece.token == 0 || piece.teacher_token == 0) {
+        continue;
+      }
+      const int64_t row = at + piece.token - 1,
+                    teacher_row = teacher->flat_begin + teacher_at + piece.teacher_token - 1;
+      rows_S[row] = teacher_row;
+      PieceLists::List& list = piece.tokens != 1 || piece.teacher_tokens != 1 ? pieces.spans : pieces.singles;
+      list.first_rows.push_back(student.flat_begin + row);
+      for (int64_t i = 0; i < piece.tokens; ++i) {
+        list.rows.push_back(student.flat_begin + row + i);
+        list.pieces.push_back(list.count);
+      }
+      for (int64_t i = 0; i < piece.teacher_tokens; ++i) {
+        list.teacher_rows.push_back(teacher_row + i);
+        list.teacher_pieces.push_back(list.count);
+        list.teacher_targets.push_back(texts.teacher_tokens[piece.teacher_token + i]);
+      }
+      ++list.count;
     }
     return absl::OkStatus();
   }
@@ -228,7 +313,8 @@ Stretch Dataset::stretch_of(
   const Fragment fragment = fragment_of(source, plan, piece.document);
   const DocumentPlace place = find(source, fragment.document);
   if (piece.both_texts()) {
-    const TextLengths lengths = fit_texts(*place.shard, place.document, options_.seq_len, teacher_len_);
+    const TextLengths lengths =
+        fit_texts(*place.shard, place.document, options_.seq_len, teacher_len_, alignment_of(source));
     return {place.shard, place.document, 0, lengths.tokens, 0};
   }
   const int64_t begin = fragment.begin + piece.part * sequences.part_len;
@@ -267,8 +353,12 @@ absl::Status Dataset::fill_packed(
     const Shard& shard = *stretch.shard;
     int64_t teacher_length = stretch.tokens;
     if (piece.both_texts()) {
-      const TextLengths lengths = fit_texts(shard, stretch.document, options_.seq_len, teacher_len_);
-      RETURN_IF_ERROR(sequence.read_both(shard, stretch.document, lengths, at, teacher_at));
+      const TextLengths lengths =
+          fit_texts(shard, stretch.document, options_.seq_len, teacher_len_, alignment_of(source));
+      const TextAlignment* alignment = alignment_of(source);
+      RETURN_IF_ERROR(
+          alignment != nullptr ? sequence.read_aligned(shard, stretch.document, lengths, *alignment, at, teacher_at)
+                               : sequence.read_both(shard, stretch.document, lengths, at, teacher_at));
       teacher_length = lengths.teacher_tokens;
     } else {
       const int64_t begin = shard.document_begin(stretch.document) + stretch.begin;
@@ -353,6 +443,7 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
       nullptr,
       batch.stretches,
       {},
+      {},
       {}};
   if (teacher_len_ > 0) {
     batch.teacher.emplace();
@@ -372,6 +463,9 @@ absl::StatusOr<Batch> Dataset::batch(int64_t first, int64_t count) const {
   if (batch.teacher) {
     batch.teacher->max_seqlen = sequence.teacher->max_seqlen;
     batch.teacher->cu_seqlens = sequence.teacher->segments(kind);
+    if (alignment_of(teacher) != nullptr) {
+      batch.teacher->aligned = sequence.pieces.finish(kind);
+    }
   }
   batch.teacher_number = teacher;
   if (static_cast<size_t>(teacher) < teacher_rows_.size() && teacher_rows_[teacher] != nullptr) {

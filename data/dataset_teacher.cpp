@@ -60,7 +60,7 @@ std::vector<DocumentSize> Dataset::document_sizes(const Source& source, const St
       counts.split_documents += sizes.back().tokens > part_len ? 1 : 0;
       continue;
     }
-    const TextLengths lengths = fit_texts(*shard, document, stage.seq_len, teacher_len);
+    const TextLengths lengths = fit_texts(*shard, document, stage.seq_len, teacher_len, alignment_of(source));
     sizes.push_back(size_of(lengths));
     ++counts.teacher_texts;
     counts.left_out_documents += lengths.tokens == 0 ? 1 : 0;
@@ -84,7 +84,8 @@ std::vector<DocumentSize> Dataset::fragment_sizes(
     sizes.push_back(
         place.shard->teacher_length(place.document) == 0
             ? DocumentSize{fragment.end - fragment.begin, DocumentSize::kSameText}
-            : size_of(fit_texts(*place.shard, place.document, stage.seq_len, teacher_length(stage))));
+            : size_of(
+                  fit_texts(*place.shard, place.document, stage.seq_len, teacher_length(stage), alignment_of(source))));
   }
   return sizes;
 }

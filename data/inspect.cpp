@@ -128,7 +128,10 @@ std::string header_text(const Shard& shard) {
       "tokenizer hash   %s\n",
       shard.path(), header.version, header.file_bytes, header.token_bytes == 2 ? "uint16" : "uint32", header.vocab_size,
       id_text(header.bos_id), id_text(header.eos_id), shard.has_loss_mask() ? "yes" : "no",
-      shard.has_teacher_stream() ? "yes" : "no", base::hex(shard.tokenizer_hash()));
+      shard.has_teacher_tokenizer() ? absl::StrCat("yes, in the tokens of ", base::hex(shard.teacher_tokenizer_hash()))
+          : shard.has_teacher_stream() ? "yes"
+                                       : "no",
+      base::hex(shard.tokenizer_hash()));
 }
 
 } // namespace

@@ -83,8 +83,21 @@ base::Digest Shard::tokenizer_hash() const {
   return digest;
 }
 
+base::Digest Shard::teacher_tokenizer_hash() const {
+  base::Digest digest;
+  std::memcpy(digest.data(), header_.teacher_tokenizer_hash, digest.size());
+  return digest;
+}
+
 Shard::Stream Shard::student_stream() const {
-  return {"", layout_.offsets_at, layout_.tokens_at, layout_.mask_at, header_.token_count, /*empty_documents=*/false};
+  return {
+      "",
+      layout_.offsets_at,
+      layout_.tokens_at,
+      layout_.mask_at,
+      header_.token_count,
+      header_.vocab_size,
+      /*empty_documents=*/false};
 }
 
 Shard::Stream Shard::teacher_stream() const {
@@ -94,6 +107,7 @@ Shard::Stream Shard::teacher_stream() const {
       layout_.teacher_tokens_at,
       layout_.teacher_mask_at,
       header_.teacher_token_count,
+      has_teacher_tokenizer() ? header_.teacher_vocab_size : header_.vocab_size,
       /*empty_documents=*/true};
 }
 
@@ -153,14 +167,15 @@ absl::Status Shard::bad_token(const Stream& stream, int64_t token, int64_t id) c
   }
   return absl::DataLossError(absl::StrCat(
       path(), ": document ", low, ", ", stream.text, "token ", token - offset(stream.offsets_at, low),
-      ": expected an id below ", header_.vocab_size, " (vocab_size), found ", id));
+      ": expected an id below ", stream.vocab_size,
+      stream.vocab_size == header_.vocab_size ? " (vocab_size)" : " (teacher_vocab_size)", ", found ", id));
 }
 
 absl::Status Shard::read(const Stream& stream, int64_t begin, absl::Span<int64_t> out) const {
   TORCH_CHECK(
       begin >= 0 && begin + static_cast<int64_t>(out.size()) <= static_cast<int64_t>(stream.tokens), stream.text,
       "tokens [", begin, ", ", begin + static_cast<int64_t>(out.size()), ") of a shard of ", stream.tokens);
-  const auto vocab = static_cast<int64_t>(header_.vocab_size);
+  const auto vocab = static_cast<int64_t>(stream.vocab_size);
   int64_t largest = 0;
   const auto widen = [&](const auto* tokens) {
     for (size_t i = 0; i < out.size(); ++i) {
@@ -206,7 +221,7 @@ bool Shard::is_left_out(int64_t token) const {
   return after != left_out_.begin() && token < std::prev(after)->end;
 }
 
-absl::Status Shard::verify() const {
+absl::Status Shard::verify(const TextAlignment* alignment) const {
   advise(base::Access::kSequential);
   const base::Digest found = base::sha256(file_.bytes() + sizeof(ShardHeader), file_.size() - sizeof(ShardHeader));
   if (std::memcmp(found.data(), header_.payload_hash, found.size()) != 0) {
@@ -219,8 +234,9 @@ absl::Status Shard::verify() const {
   RETURN_IF_ERROR(check_ids(student_stream()));
   if (has_teacher_stream()) {
     RETURN_IF_ERROR(check_ids(teacher_stream()));
-    for (int64_t document = 0; document < documents(); ++document) {
-      RETURN_IF_ERROR(check_completion(*this, document));
+    const bool checks = alignment != nullptr || !has_teacher_tokenizer();
+    for (int64_t document = 0; checks && document < documents(); ++document) {
+      RETURN_IF_ERROR(check_completion(*this, document, alignment));
     }
   }
   return absl::OkStatus();
@@ -278,6 +294,13 @@ absl::StatusOr<std::vector<Shard>> open_shards(const std::string& path) {
           file, ": header field `vocab_size`: expected ", shards[0].header().vocab_size, " as in ", shards[0].path(),
           ", found ", shard->header().vocab_size)));
     }
+    if (!shards.empty() &&
+        (shard->has_teacher_tokenizer() != shards[0].has_teacher_tokenizer() ||
+         shard->teacher_tokenizer_hash() != shards[0].teacher_tokenizer_hash())) {
+      problems.add(absl::DataLossError(absl::StrCat(
+          file, ": header field `teacher_tokenizer_hash`: expected ", base::hex(shards[0].teacher_tokenizer_hash()),
+          " as in ", shards[0].path(), ", found ", base::hex(shard->teacher_tokenizer_hash()))));
+    }
     shards.push_back(*std::move(shard));
   }
   RETURN_IF_ERROR(problems.status());
@@ -294,7 +317,7 @@ bool has_teacher_stream(const std::string& path) {
     std::ifstream file(name, std::ios::binary);
     return file.read(reinterpret_cast<char*>(&header), sizeof(header)) &&
         std::memcmp(header.magic, kShardMagic, sizeof(header.magic)) == 0 && header.version >= kTeacherShardVersion &&
-        header.version <= kNamedShardVersion && (header.flags & kFlagTeacherStream) != 0;
+        header.version <= kTokenizerShardVersion && (header.flags & kFlagTeacherStream) != 0;
   });
 }
 

@@ -12,6 +12,8 @@
 
 namespace distill::data {
 
+class TextAlignment;
+
 // One memory-mapped token shard. open() checks the header, the document offsets and the padding bytes against each
 // other and the file's size, in O(documents), without reading the tokens. Token ids are checked when they are read
 // (read_tokens), or all at once (verify).
@@ -68,6 +70,11 @@ class Shard {
   bool has_teacher_stream() const {
     return layout_.teacher_offsets_at != 0;
   }
+  // Whether the teacher stream has the ids of another tokenizer, which is then not empty.
+  bool has_teacher_tokenizer() const {
+    return header_.teacher_vocab_size > 0;
+  }
+  base::Digest teacher_tokenizer_hash() const; // of that tokenizer
   int64_t teacher_tokens() const {
     return static_cast<int64_t>(header_.teacher_token_count);
   }
@@ -96,8 +103,9 @@ class Shard {
     return number == 0 ? nullptr : &teacher_names_[number - 1];
   }
   // Reads the whole file and checks the payload hash, every token id and that the completions of student and teacher
-  // are the same.
-  absl::Status verify() const;
+  // are the same: the same ids, or with a teacher's tokenizer, of which `alignment` must be, the same text. Without an
+  // alignment nothing is said of such texts.
+  absl::Status verify(const TextAlignment* alignment = nullptr) const;
   void advise(base::Access access) const;
 
  private:
@@ -115,6 +123,7 @@ class Shard {
     const char* text; // "" or "teacher ", for messages
     uint64_t offsets_at, tokens_at, mask_at; // mask_at 0: none
     uint64_t tokens;
+    uint64_t vocab_size; // every id is below it
     bool empty_documents; // whether a document may have no tokens of this stream
   };
   Stream student_stream() const;

@@ -46,6 +46,10 @@ void check_flags(const ShardHeader& header, HeaderCheck& check) {
     check.expect(header.flags <= kFlagLossMask, "flags", "0 or 1 (loss mask) in version 1", header.flags);
   } else if (header.version == kTeacherShardVersion) {
     check.expect(header.flags == kBoth, "flags", "3 (loss mask and teacher stream) in version 2", header.flags);
+  } else if (header.version == kTokenizerShardVersion) {
+    check.expect(
+        texts == (kBoth | kFlagTeacherTokenizer), "flags",
+        "11 or 15 (loss mask, teacher stream and its tokenizer; with names of teachers) in version 4", header.flags);
   } else {
     check.expect(
         header.flags != texts && (texts <= kFlagLossMask || texts == kBoth), "flags",
@@ -59,9 +63,9 @@ absl::Status check_identity(const ShardHeader& header, const std::string& path) 
         path, ": not a token shard: header field `magic`: expected \"", kShardMagic, "\", found \"",
         absl::CHexEscape({header.magic, sizeof(header.magic)}), "\" (scripts/tokenize.py writes token shards)"));
   }
-  if (header.version < kShardVersion || header.version > kNamedShardVersion) {
+  if (header.version < kShardVersion || header.version > kTokenizerShardVersion) {
     return absl::InvalidArgumentError(absl::StrCat(
-        path, ": header field `version`: expected ", kShardVersion, " to ", kNamedShardVersion, ", found ",
+        path, ": header field `version`: expected ", kShardVersion, " to ", kTokenizerShardVersion, ", found ",
         header.version, " (tokenise again with this version's scripts/tokenize.py)"));
   }
   const base::Digest expected = shard_header_hash(header);
@@ -133,6 +137,20 @@ absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, 
   check.expect(
       header.token_bytes != 2 || header.vocab_size <= 65536, "vocab_size", "at most 65536 with tokens of 2 bytes",
       header.vocab_size);
+  const bool own_tokenizer = (header.flags & kFlagTeacherTokenizer) != 0;
+  const auto is_zero = [](uint8_t byte) { return byte == 0; };
+  const bool has_hash =
+      !std::all_of(std::begin(header.teacher_tokenizer_hash), std::end(header.teacher_tokenizer_hash), is_zero);
+  check.expect(
+      own_tokenizer ? header.teacher_vocab_size >= 1 && header.teacher_vocab_size <= kMaxVocab
+                    : header.teacher_vocab_size == 0,
+      "teacher_vocab_size", own_tokenizer ? "1 to 2^32" : "0 without a teacher's tokenizer", header.teacher_vocab_size);
+  check.expect(
+      header.token_bytes != 2 || header.teacher_vocab_size <= 65536, "teacher_vocab_size",
+      "at most 65536 with tokens of 2 bytes", header.teacher_vocab_size);
+  check.expect(
+      own_tokenizer == has_hash, "teacher_tokenizer_hash",
+      own_tokenizer ? "a hash" : "zeros without a teacher's tokenizer", has_hash ? "other bytes" : "zeros");
   const bool tokens_ok = header.token_count >= 1 && header.token_count <= kMaxShardTokens;
   check.expect(tokens_ok, "token_count", "1 to 2^40", header.token_count);
   const uint64_t most_documents = std::min<uint64_t>(header.token_count, UINT32_MAX);
@@ -142,8 +160,7 @@ absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, 
   check.expect(header.bos_id >= -1 && header.bos_id < vocab, "bos_id", ids, header.bos_id);
   check.expect(header.eos_id >= -1 && header.eos_id < vocab, "eos_id", ids, header.eos_id);
   const auto* reserved_end = header.reserved + sizeof(header.reserved);
-  const auto* set = std::find_if(header.reserved, reserved_end, [](uint8_t byte) { return byte != 0; });
-  check.expect(set == reserved_end, "reserved", "zeros", "other bytes");
+  check.expect(std::all_of(header.reserved, reserved_end, is_zero), "reserved", "zeros", "other bytes");
   check.expect(
       header.file_bytes == file_bytes, "file_bytes", absl::StrCat(file_bytes, " (the file's size)"), header.file_bytes);
   if (check.status().ok()) {

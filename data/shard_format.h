@@ -10,7 +10,7 @@
 
 #include "data/base/sha256.h"
 
-// The token shard file, versions 1 to 3. docs/data.md describes it byte by byte; scripts/token_shards/shard_file.py is
+// The token shard file, versions 1 to 4. docs/data.md describes it byte by byte; scripts/token_shards/shard_file.py is
 // the Python implementation.
 namespace distill::data {
 
@@ -20,9 +20,11 @@ inline constexpr char kShardMagic[9] = "DISTTOKS";
 inline constexpr uint32_t kShardVersion = 1;
 inline constexpr uint32_t kTeacherShardVersion = 2; // of a file with a teacher stream
 inline constexpr uint32_t kNamedShardVersion = 3; // of a file whose documents name their teachers
+inline constexpr uint32_t kTokenizerShardVersion = 4; // of a file whose teacher stream has another tokenizer's ids
 inline constexpr uint32_t kFlagLossMask = 1;
 inline constexpr uint32_t kFlagTeacherStream = 2; // only with a loss mask
 inline constexpr uint32_t kFlagTeacherNames = 4;
+inline constexpr uint32_t kFlagTeacherTokenizer = 8; // only with a teacher stream
 inline constexpr uint64_t kShardAlignment = 64; // bytes; each section starts at a multiple
 inline constexpr uint64_t kMaxShardTokens = uint64_t{1} << 40;
 inline constexpr const char* kShardExtension = ".dtok";
@@ -43,7 +45,10 @@ struct ShardHeader {
   uint8_t payload_hash[32]; // SHA-256 of all bytes after the header
   uint64_t teacher_token_count; // 0: no teacher stream
   uint64_t teacher_name_bytes; // 0: no document names its teacher
-  uint8_t reserved[72]; // 0
+  // Of the tokenizer whose ids the teacher stream has; both 0: the ids are those of tokenizer_hash.
+  uint64_t teacher_vocab_size;
+  uint8_t teacher_tokenizer_hash[32];
+  uint8_t reserved[32]; // 0
   uint8_t header_hash[32]; // SHA-256 of the 224 bytes before it
 };
 static_assert(sizeof(ShardHeader) == 256);

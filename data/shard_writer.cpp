@@ -24,11 +24,11 @@ void ShardWriter::Stream::add(absl::Span<const uint32_t> ids, absl::Span<const u
 }
 
 absl::Status ShardWriter::check(
-    absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> mask, const char* what) const {
+    absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> mask, uint64_t vocab_size, const char* what) const {
   const std::string name = absl::StrCat("document ", student_.offsets.size() - 1);
   for (const uint32_t id : tokens) {
-    if (id >= spec_.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(name, ": expected ids below ", spec_.vocab_size, ", found ", id));
+    if (id >= vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": expected ids below ", vocab_size, ", found ", id));
     }
   }
   const size_t expected = spec_.loss_mask ? tokens.size() : 0;
@@ -60,13 +60,15 @@ absl::Status ShardWriter::add(
   if (tokens.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(name, " is empty"));
   }
-  RETURN_IF_ERROR(check(tokens, in_loss, "loss"));
+  RETURN_IF_ERROR(check(tokens, in_loss, spec_.vocab_size, "loss"));
   if (!teacher.tokens.empty()) {
     if (!spec_.loss_mask) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": a teacher's text needs a shard with a loss mask"));
     }
-    RETURN_IF_ERROR(check(teacher.tokens, teacher.in_completion, "teacher"));
-    if (marked(tokens, in_loss) != marked(teacher.tokens, teacher.in_completion)) {
+    const bool other = spec_.teacher_vocab_size > 0;
+    RETURN_IF_ERROR(
+        check(teacher.tokens, teacher.in_completion, other ? spec_.teacher_vocab_size : spec_.vocab_size, "teacher"));
+    if (!other && marked(tokens, in_loss) != marked(teacher.tokens, teacher.in_completion)) {
       return absl::InvalidArgumentError(
           absl::StrCat(name, ": the completion in the teacher's text differs from the document's"));
     }
@@ -94,11 +96,15 @@ std::vector<uint8_t> ShardWriter::bytes() const {
   ShardHeader header = {};
   std::memcpy(header.magic, kShardMagic, sizeof(header.magic));
   const std::string names = absl::StrJoin(names_, "\n");
-  header.version = !names.empty() ? kNamedShardVersion : teacher ? kTeacherShardVersion : kShardVersion;
+  const bool other = teacher && spec_.teacher_vocab_size > 0;
+  header.version = other ? kTokenizerShardVersion
+      : !names.empty()   ? kNamedShardVersion
+      : teacher          ? kTeacherShardVersion
+                         : kShardVersion;
   header.header_bytes = sizeof(header);
-  header.token_bytes = spec_.vocab_size <= 65536 ? 2 : 4;
+  header.token_bytes = std::max(spec_.vocab_size, other ? spec_.teacher_vocab_size : 0) <= 65536 ? 2 : 4;
   header.flags = (spec_.loss_mask ? kFlagLossMask : 0) | (teacher ? kFlagTeacherStream : 0) |
-      (names.empty() ? 0 : kFlagTeacherNames);
+      (names.empty() ? 0 : kFlagTeacherNames) | (other ? kFlagTeacherTokenizer : 0);
   header.token_count = student_.tokens.size();
   header.document_count = student_.offsets.size() - 1;
   header.vocab_size = spec_.vocab_size;
@@ -107,6 +113,11 @@ std::vector<uint8_t> ShardWriter::bytes() const {
   header.teacher_token_count = teacher_.tokens.size();
   header.teacher_name_bytes = names.size();
   std::memcpy(header.tokenizer_hash, spec_.tokenizer_hash.data(), spec_.tokenizer_hash.size());
+  if (other) {
+    header.teacher_vocab_size = spec_.teacher_vocab_size;
+    std::memcpy(
+        header.teacher_tokenizer_hash, spec_.teacher_tokenizer_hash.data(), spec_.teacher_tokenizer_hash.size());
+  }
   const ShardLayout layout = shard_layout(header);
   header.file_bytes = layout.file_bytes;
 

@@ -16,6 +16,9 @@ struct ShardSpec {
   int64_t bos_id = -1;
   int64_t eos_id = -1;
   bool loss_mask = false;
+  // Of the tokenizer whose ids the teacher's texts have; 0: they have those of vocab_size and tokenizer_hash.
+  uint64_t teacher_vocab_size = 0;
+  base::Digest teacher_tokenizer_hash = {};
 };
 
 // What the teacher reads in place of a document.
@@ -32,7 +35,8 @@ class ShardWriter {
   // Adds one document. `teacher_name`: of the teacher that the document names; empty: none. `in_loss`: with
   // spec.loss_mask, a value for each token (0: no loss where it is the target); without, empty. `teacher`: only with
   // spec.loss_mask. InvalidArgument: an empty document, an id that is not below vocab_size, a mask of another length, a
-  // completion in `teacher` that is not the document's, a name that no teacher can have, or one too many.
+  // completion in `teacher` that is not the document's (unless it is another tokenizer's), a name that no teacher can
+  // have, or one too many.
   absl::Status add(
       absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> in_loss = {}, const TeacherTextSpec& teacher = {},
       const std::string& teacher_name = "");
@@ -51,7 +55,8 @@ class ShardWriter {
 
     void add(absl::Span<const uint32_t> ids, absl::Span<const uint8_t> mask);
   };
-  absl::Status check(absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> mask, const char* what) const;
+  absl::Status check(
+      absl::Span<const uint32_t> tokens, absl::Span<const uint8_t> mask, uint64_t vocab_size, const char* what) const;
 
   ShardSpec spec_;
   Stream student_, teacher_;

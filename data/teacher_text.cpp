@@ -69,11 +69,72 @@ absl::Status different_counts(const Shard& shard, int64_t document, int64_t shar
       teacher_is_longer ? "student's" : "teacher's"));
 }
 
+TextLengths whole_texts(const Shard& shard, int64_t document) {
+  return {shard.document_length(document), shard.teacher_length(document), false};
+}
+
+// fit_texts of a document that does not fit whole.
+TextLengths cut_texts(
+    const Shard& shard, int64_t document, int64_t seq_len, int64_t teacher_seq_len, const TextAlignment& alignment) {
+  TextLengths lengths{0, 0, true};
+  AlignedCompletion completion;
+  if (!align_completion(shard, document, whole_texts(shard, document), alignment, completion).ok()) {
+    return lengths;
+  }
+  bool has_target = false;
+  for (const auto& piece : completion.split.pieces) {
+    const int64_t end = completion.positions[piece.end - 1] + 1;
+    const int64_t teacher_end = completion.teacher_positions[piece.teacher_end - 1] + 1;
+    if (end > seq_len || teacher_end > teacher_seq_len) {
+      break;
+    }
+    has_target =
+        has_target || (completion.positions[piece.begin] > 0 && completion.teacher_positions[piece.teacher_begin] > 0);
+    lengths = {end, teacher_end, true};
+  }
+  return has_target ? lengths : TextLengths{0, 0, true};
+}
+
 } // namespace
 
-absl::Status check_completion(const Shard& shard, int64_t document) {
+absl::Status align_completion(
+    const Shard& shard, int64_t document, const TextLengths& lengths, const TextAlignment& alignment,
+    AlignedCompletion& out) {
+  out.ids.resize(lengths.tokens);
+  out.teacher_ids.resize(lengths.teacher_tokens);
+  out.positions.clear();
+  out.teacher_positions.clear();
+  RETURN_IF_ERROR(shard.read_tokens(shard.document_begin(document), absl::MakeSpan(out.ids)));
+  RETURN_IF_ERROR(shard.read_teacher_tokens(shard.teacher_begin(document), absl::MakeSpan(out.teacher_ids)));
+  const auto keep = [](std::vector<int64_t>& ids, std::vector<int64_t>& positions, const auto& in_completion) {
+    size_t kept = 0;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (in_completion(static_cast<int64_t>(i))) {
+        ids[kept++] = ids[i];
+        positions.push_back(static_cast<int64_t>(i));
+      }
+    }
+    ids.resize(kept);
+  };
+  keep(out.ids, out.positions, [&](int64_t i) { return shard.in_loss(shard.document_begin(document) + i); });
+  keep(out.teacher_ids, out.teacher_positions, [&](int64_t i) {
+    return shard.in_teacher_completion(shard.teacher_begin(document) + i);
+  });
+  const absl::Status status =
+      alignment.align({out.ids, out.positions}, {out.teacher_ids, out.teacher_positions}, out.split);
+  return status.ok()
+      ? status
+      : absl::Status(
+            status.code(), absl::StrCat(shard.path(), ": document ", document, ": ", std::string(status.message())));
+}
+
+absl::Status check_completion(const Shard& shard, int64_t document, const TextAlignment* alignment) {
   if (shard.teacher_length(document) == 0) {
     return absl::OkStatus();
+  }
+  if (alignment != nullptr) {
+    AlignedCompletion completion;
+    return align_completion(shard, document, whole_texts(shard, document), *alignment, completion);
   }
   Completion at(shard, document, shard.document_length(document), shard.teacher_length(document));
   int64_t position = 0;
@@ -91,10 +152,14 @@ absl::Status check_completion(const Shard& shard, int64_t document) {
       : absl::OkStatus();
 }
 
-TextLengths fit_texts(const Shard& shard, int64_t document, int64_t seq_len, int64_t teacher_seq_len) {
+TextLengths fit_texts(
+    const Shard& shard, int64_t document, int64_t seq_len, int64_t teacher_seq_len, const TextAlignment* alignment) {
   const int64_t length = shard.document_length(document), teacher_length = shard.teacher_length(document);
   if (length <= seq_len && teacher_length <= teacher_seq_len) {
     return {length, teacher_length, false};
+  }
+  if (alignment != nullptr) {
+    return cut_texts(shard, document, seq_len, teacher_seq_len, *alignment);
   }
   TextLengths lengths{0, 0, true};
   bool has_target = false;
@@ -106,12 +171,24 @@ TextLengths fit_texts(const Shard& shard, int64_t document, int64_t seq_len, int
   return has_target ? lengths : TextLengths{0, 0, true};
 }
 
-absl::Status read_texts(const Shard& shard, int64_t document, const TextLengths& lengths, TeacherText& out) {
+absl::Status read_texts(
+    const Shard& shard, int64_t document, const TextLengths& lengths, TeacherText& out,
+    const TextAlignment* alignment) {
   out.tokens.resize(lengths.tokens);
   out.teacher_tokens.resize(lengths.teacher_tokens);
   out.completion.clear();
   RETURN_IF_ERROR(shard.read_tokens(shard.document_begin(document), absl::MakeSpan(out.tokens)));
   RETURN_IF_ERROR(shard.read_teacher_tokens(shard.teacher_begin(document), absl::MakeSpan(out.teacher_tokens)));
+  if (alignment != nullptr) {
+    AlignedCompletion completion;
+    RETURN_IF_ERROR(align_completion(shard, document, lengths, *alignment, completion));
+    for (const auto& [begin, end, teacher_begin, teacher_end] : completion.split.pieces) {
+      out.completion.push_back(
+          {completion.positions[begin], completion.teacher_positions[teacher_begin], end - begin,
+           teacher_end - teacher_begin});
+    }
+    return absl::OkStatus();
+  }
   Completion at(shard, document, lengths.tokens, lengths.teacher_tokens);
   while (at.next()) {
     const int64_t id = out.tokens[at.token()], teacher_id = out.teacher_tokens[at.teacher_token()];

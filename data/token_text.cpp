@@ -1,6 +1,7 @@
 #include "data/token_text.h"
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 
 #include <algorithm>
 #include <array>
@@ -364,6 +365,57 @@ std::string TokenText::text(absl::Span<const int64_t> ids) const {
     text += piece.text;
   }
   return text;
+}
+
+bool TokenText::drops_first_space() const {
+  return std::any_of(chain_.begin(), chain_.end(), [](const Decoder& decoder) {
+    return (decoder.kind == Decoder::Kind::kMetaspace && decoder.drops_first) ||
+        (decoder.kind == Decoder::Kind::kStrip && decoder.from == " " && decoder.start > 0);
+  });
+}
+
+absl::StatusOr<std::vector<TokenBytes>> TokenText::bytes_of_tokens() const {
+  for (const Decoder& decoder : chain_) {
+    const bool strips = decoder.kind == Decoder::Kind::kStrip;
+    if (decoder.kind == Decoder::Kind::kBpe || decoder.kind == Decoder::Kind::kJoinWithSpaces ||
+        (strips && (decoder.stop > 0 || decoder.start > 1 || decoder.from != " "))) {
+      return absl::UnimplementedError(absl::StrCat(
+          path_,
+          ": `decoder`: expected one with which each token has bytes of its own (ByteLevel, Metaspace, Replace, "
+          "ByteFallback, Fuse, Strip of one space at the start), found another; texts of this tokenizer cannot be "
+          "compared byte by byte"));
+    }
+  }
+  std::vector<TokenBytes> all;
+  all.reserve(entries_.size());
+  for (const Entry& entry : entries_) {
+    TokenBytes& token = all.emplace_back();
+    token.id = entry.id;
+    token.special = entry.special;
+    if (entry.special) {
+      continue;
+    }
+    token.bytes = entry.token;
+    for (const Decoder& decoder : chain_) {
+      if (decoder.kind == Decoder::Kind::kByteLevel) {
+        if (const auto decoded = alphabet_bytes(token.bytes)) {
+          token.bytes.clear();
+          for (const AlphabetByte& one : *decoded) {
+            token.bytes += one.byte;
+          }
+        }
+      } else if (decoder.kind == Decoder::Kind::kByteFallback) {
+        if (const auto byte = fallback_byte(token.bytes)) {
+          token.bytes = *byte;
+          token.is_byte = true;
+        }
+      } else if (decoder.kind == Decoder::Kind::kMetaspace || decoder.kind == Decoder::Kind::kReplace) {
+        const std::string to = decoder.kind == Decoder::Kind::kMetaspace ? " " : decoder.to;
+        token.bytes = absl::StrReplaceAll(token.bytes, {{decoder.from, to}});
+      }
+    }
+  }
+  return all;
 }
 
 } // namespace distill::data

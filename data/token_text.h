@@ -22,6 +22,14 @@ struct TokenPiece {
   bool shares_character = false;
 };
 
+// The bytes that a token adds to a text, by itself.
+struct TokenBytes {
+  int64_t id = 0;
+  std::string bytes; // empty: of a special token, which has no part in the text
+  bool special = false;
+  bool is_byte = false; // a token that stands for one byte ("<0x0A>") beside those with texts
+};
+
 // Turns ids back into text, as the `decode` of Hugging Face's tokenizers does with special tokens kept: the pieces of a
 // sequence, joined, are its text. All decoders that language models use are known: ByteLevel (GPT-2, Llama 3, Qwen),
 // Metaspace (T5, Unigram), Replace, ByteFallback, Fuse and Strip (Llama 2, Mistral, Gemma), BPEDecoder, Sequence, none.
@@ -38,6 +46,13 @@ class TokenText {
   std::string text(absl::Span<const int64_t> ids) const;
   // The token as tokenizer.json spells it ("Ġthe"); null: there is no such id.
   const std::string* token(int64_t id) const;
+
+  // The bytes of every token, by id: the text of a sequence is those of its tokens, one after the other, but for a
+  // space at the start where drops_first_space(). Unimplemented: what a token adds depends on the tokens around it
+  // (WordPiece, BPEDecoder, no decoder); the message names the file.
+  absl::StatusOr<std::vector<TokenBytes>> bytes_of_tokens() const;
+  // Whether the decoder drops a space at the start of a text, which the tokenizer has put there.
+  bool drops_first_space() const;
 
   const std::string& path() const {
     return path_;

@@ -1,4 +1,4 @@
-"""The token shard file, versions 1 to 3. docs/data.md describes every byte; data/shard_format.h is the same in C++."""
+"""The token shard file, versions 1 to 4. docs/data.md describes every byte; data/shard_format.h is the same in C++."""
 
 import hashlib
 import os
@@ -15,17 +15,19 @@ MAGIC = b"DISTTOKS"
 VERSION = 1
 TEACHER_VERSION = 2  # of a file whose documents have texts of the teacher's own
 NAMED_VERSION = 3  # of a file whose documents name their teachers
+TOKENIZER_VERSION = 4  # of a file whose teacher's texts have the ids of another tokenizer
 HEADER_BYTES = 256
 FLAG_LOSS_MASK = 1
 FLAG_TEACHER_STREAM = 2
 FLAG_TEACHER_NAMES = 4
+FLAG_TEACHER_TOKENIZER = 8
 TEACHER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MOST_NAMES = 255
 ALIGNMENT = 64
 EXTENSION = ".dtok"
 # magic, version, header_bytes, token_bytes, flags, tokens, documents, vocab_size, file_bytes, bos, eos, two hashes,
-# teacher tokens, bytes of the teachers' names, reserved
-HEADER = struct.Struct("<8sIIIIQQQQqq32s32sQQ72x")
+# teacher tokens, bytes of the teachers' names, the teacher's vocab_size and tokenizer hash, reserved
+HEADER = struct.Struct("<8sIIIIQQQQqq32s32sQQQ32s32x")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class ShardSpec:
     tokenizer_hash: bytes
     bos_id: int = -1
     eos_id: int = -1
+    teacher_vocab_size: int = 0  # of a teacher with a tokenizer of its own; 0: it has the same
+    teacher_tokenizer_hash: bytes = bytes(32)
 
 
 @dataclass
@@ -90,21 +94,23 @@ class Shard:
     def add(self, tokens, in_loss, teacher=None, teacher_name=""):
         """`in_loss`: a bool array, or None for all tokens. `teacher`: (tokens, in_loss) of the text that the teacher
         reads instead, whose ids in the loss must be the document's ids in the loss, in the same order. `teacher_name`:
-        of the teacher that the document names; "": none. BadDocument: the ids are not the same."""
-        if teacher is not None and len(teacher[0]):
+        of the teacher that the document names; "": none. BadDocument: the ids are not the same. The ids of a teacher's
+        own tokenizer are not compared (two_tokenizers.py)."""
+        if teacher is not None and len(teacher[0]) and not self.spec.teacher_vocab_size:
             check_alignment(tokens, in_loss, *teacher)
         self.student.add(tokens, in_loss)
         self.teacher.add(*(_NO_TEACHER if teacher is None else teacher))
         self.teacher_names.append(teacher_name)
 
     def write(self, path):
-        token_bytes = 2 if self.spec.vocab_size <= 65536 else 4
+        other = self.spec.teacher_vocab_size if self.teacher.token_count else 0
+        token_bytes = 2 if max(self.spec.vocab_size, other) <= 65536 else 4
         flags = FLAG_LOSS_MASK if any(mask is not None for mask in self.student.in_loss) else 0
         if self.teacher.token_count:
             flags = FLAG_LOSS_MASK | FLAG_TEACHER_STREAM
         payload = bytearray()
         for stream in (self.student, self.teacher) if flags & FLAG_TEACHER_STREAM else (self.student,):
-            stream.check_ids(path, self.spec.vocab_size)
+            stream.check_ids(path, other if other and stream is self.teacher else self.spec.vocab_size)
             for section in stream.sections(token_bytes, flags & FLAG_LOSS_MASK):
                 payload += bytes(-len(payload) % ALIGNMENT) + section
         version = TEACHER_VERSION if flags & FLAG_TEACHER_STREAM else VERSION
@@ -113,6 +119,8 @@ class Shard:
             version, flags = NAMED_VERSION, flags | FLAG_TEACHER_NAMES
             for section in (named, names):
                 payload += bytes(-len(payload) % ALIGNMENT) + section
+        if other:
+            version, flags = TOKENIZER_VERSION, flags | FLAG_TEACHER_TOKENIZER
         head = HEADER.pack(
             MAGIC,
             version,
@@ -129,6 +137,8 @@ class Shard:
             hashlib.sha256(payload).digest(),
             self.teacher.token_count,
             len(names),
+            other,
+            self.spec.teacher_tokenizer_hash if other else bytes(32),
         )
         with open(path, "wb") as file:
             file.write(head + hashlib.sha256(head).digest())
@@ -189,6 +199,8 @@ _NAMES = (
     "payload_hash",
     "teacher_token_count",
     "teacher_name_bytes",
+    "teacher_vocab_size",
+    "teacher_tokenizer_hash",
 )
 
 
@@ -216,9 +228,9 @@ class _Sections:
 def _read_sections(path):
     data = Path(path).read_bytes()
     header = dict(zip(_NAMES, HEADER.unpack_from(data)))
-    known = header["magic"] == MAGIC and VERSION <= header["version"] <= NAMED_VERSION
+    known = header["magic"] == MAGIC and VERSION <= header["version"] <= TOKENIZER_VERSION
     if not known or header["file_bytes"] != len(data):
-        raise ValueError(f"{path}: not a token shard of version {VERSION} to {NAMED_VERSION}, or cut short")
+        raise ValueError(f"{path}: not a token shard of version {VERSION} to {TOKENIZER_VERSION}, or cut short")
     if hashlib.sha256(data[HEADER_BYTES:]).digest() != header["payload_hash"]:
         raise ValueError(f"{path}: the payload does not have the hash that its header gives")
     sections = _Sections(data)

@@ -34,11 +34,13 @@ sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # missing under `py
 import script_path
 
 import argparse
+import dataclasses
 import signal
 
 from shared.command_line import argument_parser
 from token_shards.bad_documents import DEFAULT, Limit
 from token_shards.chat import ChatOptions, add_chat_arguments, check_template_arguments
+from token_shards.chat_render import names_variable
 from token_shards.convert import Conversion
 from token_shards.encode import EncodeOptions, chat_encoder
 from token_shards.errors import InputError, Unfinished
@@ -53,6 +55,7 @@ from token_shards.shard_folder import ShardFolder
 from token_shards.special_ids import special_ids
 from token_shards.template_files import ChatTemplates
 from token_shards.tokenizer_files import TokenizerFiles
+from token_shards.two_tokenizers import TokenBytes, TwoTokenizers
 
 
 def _one_character(text):
@@ -117,6 +120,21 @@ def arguments(argv):
     add("--eos-token", metavar="TOKEN", help="the end-of-text token (default: the tokenizer's eos_token)")
     add_chat_arguments(parser)
     add(
+        "--teacher-tokenizer",
+        metavar="PATH",
+        help="of a teacher that splits texts in another way, model folder or tokenizer.json: each document is written "
+        "in its tokens, too, for teacher.alignment: bytes; conversations with its own chat template",
+    )
+    add("--teacher-chat-template", metavar="FILE|NAME", help="as --chat-template, of the teacher's tokenizer")
+    add("--teacher-eos-token", metavar="TOKEN", help="as --eos-token, of the teacher's tokenizer")
+    add(
+        "--part-tokens",
+        type=int,
+        metavar="N",
+        help="with --teacher-tokenizer: divide texts of more than N tokens, in one of the two tokenizers, where both "
+        "have a token boundary; a run cuts off what is longer than its sequences",
+    )
+    add(
         "--prompts",
         action="store_true",
         help="for onpolicy.prompts: of each record what a model is to continue, without any loss: a conversation up to "
@@ -146,7 +164,10 @@ def arguments(argv):
         parser.error(f"--eval-fraction: expected a share between 0 and 1, found {args.eval_fraction}")
     if STDIN in args.inputs and len(args.inputs) > 1:
         parser.error(f"{STDIN} (standard input) cannot be read together with files")
-    for name, least in (("eval_tokens", 1), ("shard_tokens", 1), ("workers", 1)):
+    for name in ("teacher_chat_template", "teacher_eos_token", "part_tokens"):
+        if getattr(args, name) is not None and args.teacher_tokenizer is None:
+            parser.error(f"--{name.replace('_', '-')} goes with --teacher-tokenizer")
+    for name, least in (("eval_tokens", 1), ("shard_tokens", 1), ("workers", 1), ("part_tokens", 2)):
         value = getattr(args, name)
         if value is not None and value < least:
             parser.error(f"--{name.replace('_', '-')}: expected at least {least}, found {value}")
@@ -155,12 +176,18 @@ def arguments(argv):
     return args
 
 
-def encode_options(args, files):
-    """(EncodeOptions, bos_id and eos_id for the header)"""
+def encode_options(args, files, is_teacher=False):
+    """(EncodeOptions, bos_id and eos_id for the header). A teacher gets the arguments of --template-arg that its
+    templates name."""
     tokenizer = files.tokenizer()
     bos, eos, bos_id, eos_id = special_ids(args, files, tokenizer)
     templates = ChatTemplates.chosen(files.chat_templates, args.chat_template)
     chat = ChatOptions.from_arguments(args)
+    if is_teacher:
+        named = [
+            one for one in chat.template_args if any(names_variable(text, one[0]) for text in templates.texts.values())
+        ]
+        chat = dataclasses.replace(chat, template_args=tuple(named))
     check_template_arguments(chat, list(templates.texts.values()))
     options = EncodeOptions(
         tokenizer=tokenizer,
@@ -179,6 +206,23 @@ def encode_options(args, files):
     return options, bos_id, eos_id
 
 
+def with_teacher(args, files, options):
+    """(the options with those of the teacher's tokenizer, the teacher's TokenizerFiles)"""
+    its_args = argparse.Namespace(**vars(args))
+    its_args.chat_template, its_args.eos_token = args.teacher_chat_template, args.teacher_eos_token
+    its_files = TokenizerFiles.load(args.teacher_tokenizer)
+    if its_files.hash == files.hash:
+        raise InputError(
+            f"--teacher-tokenizer {args.teacher_tokenizer}: expected a tokenizer that splits texts in another way than "
+            f"{args.tokenizer}, found the same; leave the option out"
+        )
+    its = encode_options(its_args, its_files, is_teacher=True)[0]
+    both = TwoTokenizers(
+        TokenBytes(options.tokenizer, files.file), TokenBytes(its.tokenizer, its_files.file), args.part_tokens
+    )
+    return dataclasses.replace(options, teacher=its, two_tokenizers=both), its_files
+
+
 def check_templates(options):
     """InputError: one of the chat templates is none, or the arguments are for none of them."""
     templates = options.chat_templates
@@ -190,7 +234,12 @@ def tokenise(args, outputs, started):
     """`outputs` and `started` are filled with the folders and the Conversion, so that the caller can end them."""
     files = TokenizerFiles.load(args.tokenizer)
     options, bos_id, eos_id = encode_options(args, files)
-    for note in files.notes:
+    spec = ShardSpec(files.vocab_size, files.hash, bos_id, eos_id)
+    its_files = None
+    if args.teacher_tokenizer:
+        options, its_files = with_teacher(args, files, options)
+        spec = dataclasses.replace(spec, teacher_vocab_size=its_files.vocab_size, teacher_tokenizer_hash=its_files.hash)
+    for note in files.notes + (its_files.notes if its_files else []):
         print(f"tokenize.py: warning: {note}", file=sys.stderr)
     if args.chat_template or args.template_arg:
         check_templates(options)
@@ -198,7 +247,6 @@ def tokenise(args, outputs, started):
     inputs = find_files(args.inputs, args.include, args.exclude, passed)
     reader = Reader(inputs, args, RecordReader(args.records, args.text_key, args.messages_key, args.ignore_key))
     reader.check_tables()
-    spec = ShardSpec(files.vocab_size, files.hash, bos_id, eos_id)
     for folder in (args.output, args.eval_output):
         if folder:
             outputs.append(ShardFolder(folder, spec, args.shard_tokens, args.overwrite))

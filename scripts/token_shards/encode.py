@@ -24,6 +24,7 @@ from .records import Chat, Pair, RecordReader, Text
 from .shard_file import check_alignment
 from .shard_folder import close_inherited_locks
 from .template_files import ChatTemplates
+from .two_tokenizers import TwoTokenizers
 from .unused_keys import count_unused, unread_parts, unread_paths, watched_message
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # of a conversion
@@ -44,6 +45,8 @@ class EncodeOptions:
     messages_key: str
     ignored_keys: tuple = ()
     prompts: bool = False  # documents are prompts, without any token in the loss
+    teacher: object = None  # EncodeOptions of a teacher with a tokenizer of its own, and then:
+    two_tokenizers: TwoTokenizers | None = None
 
 
 class Encoder:
@@ -54,6 +57,7 @@ class Encoder:
         self.reader = RecordReader(options.records, options.text_key, options.messages_key, options.ignored_keys)
         self.bos, self.eos = np.array(options.bos_ids, np.uint32), np.array(options.eos_ids, np.uint32)
         self.chats = {}
+        self.teacher = None if options.teacher is None else Encoder(options.teacher)
 
     def chat(self, template, chat_options):
         """The encoder of conversations with the template of this name and these options, made when the first one
@@ -68,22 +72,28 @@ class Encoder:
     def encode(self, chunk):
         """Encoded. BadDocuments are counted in it, every other mistake is raised."""
         out = Encoded()
-        pending = _Texts()
+        pending, its_pending = _Texts(), _Texts()
         made = []  # (a list of samples, or a function that makes it once all texts have ids; the teacher's name)
         for where, value in chunk.items():
             out.records += 1
             try:
-                made.append(self._document(chunk.kind, where, value, pending, out))
+                made.append(self._document(chunk.kind, where, value, (pending, its_pending), out))
             except BadDocument as error:
                 out.bad.append((error.reason, str(error)))
             if chunk.not_read:
                 count_unused(out.unused, chunk.not_read, where)
         ids = self.texts.encode(pending.texts)
+        if self.teacher is not None:
+            ids = ids, self.teacher.texts.encode(its_pending.texts)
         for samples, name in made:
             if samples is None:
                 out.not_wanted += 1
                 continue
-            samples = samples(ids) if callable(samples) else samples
+            try:
+                samples = samples(ids) if callable(samples) else samples
+            except BadDocument as error:
+                out.bad.append((error.reason, str(error)))
+                continue
             if not samples:
                 out.no_assistant += 1
             for tokens, in_loss, teacher in samples:
@@ -106,19 +116,79 @@ class Encoder:
             read = self.reader.read(value if isinstance(value, dict) else load_json(value, where), where)
             name, document, wanted, unused = read.format, read.document, read.wanted, read.unused
             teacher = read.teacher
-        if isinstance(document, Text):
-            made = self._text(document, where, pending)
-        elif isinstance(document, Pair):
-            made = self._pair(document, where, pending)
-        elif isinstance(document, Chat):
-            template = self.options.chat_templates.name_for(document.tools, where)
-            made = self._chat(document, template, where, unused)
-            out.templates[template] = out.templates.get(template, 0) + 1
+        if self.teacher is None:
+            made = self._made(document, where, unused, pending[0], out)
         else:
-            made = self._ids(*document, where)
+            made = self._made_twice(document, where, unused, pending, out)
         out.formats[name] = out.formats.get(name, 0) + 1
         count_unused(out.unused, unused, where)
         return made if wanted else None, teacher
+
+    def _made(self, document, where, unused, pending, out):
+        """The samples of a document, or a function of the texts' ids that makes them."""
+        if isinstance(document, Text):
+            return self._text(document, where, pending)
+        if isinstance(document, Pair):
+            return self._pair(document, where, pending)
+        if isinstance(document, Chat):
+            template = self.options.chat_templates.name_for(document.tools, where)
+            made = self._chat(document, template, where, unused)
+            out.templates[template] = out.templates.get(template, 0) + 1
+            return made
+        return self._ids(*document, where)
+
+    def _made_twice(self, document, where, unused, pending, out):
+        """The same for a teacher with a tokenizer of its own, which reads the document in its tokens."""
+        if not isinstance(document, (Text, Pair, Chat)):
+            raise BadDocument("ready ids", f"{where}: ready ids have no text that another tokenizer could split")
+        if not isinstance(document, Text) and self.options.chat.loss_on == "all":
+            raise InputError(f"{where}: a teacher's own tokenizer needs --loss-on assistant, found --loss-on all")
+        own, its = document, document
+        if isinstance(document, Pair) and document.teacher_prompt is not None:
+            own = Pair(document.prompt, document.completion)
+            its = Pair(document.teacher_prompt, document.completion)
+        elif isinstance(document, Chat) and document.teacher_messages is not None:
+            own = dataclasses.replace(document, teacher_messages=None)
+            messages = [*document.teacher_messages, *document.messages[document.loss_from :]]
+            loss_from = len(document.teacher_messages)
+            its = dataclasses.replace(own, messages=messages, loss_from=loss_from)
+        made = self._made(own, where, unused, pending[0], out)
+        its_made = self.teacher._made(its, where, set(), pending[1], Encoded())
+        if made is None or its_made is None:
+            return None
+
+        def samples(ids):
+            each = [one(part) if callable(one) else one for one, part in zip((made, its_made), ids)]
+            return self._samples_of_both(*each, isinstance(document, Text), where)
+
+        return samples
+
+    def _samples_of_both(self, own, its, is_text, where):
+        """The student's samples, each with the teacher's of the same text."""
+        if len(own) != len(its):
+            raise BadDocument(
+                "the teacher's completion differs from the student's",
+                f"{where}: expected {len(own)} turns with the teacher's template, too, found {len(its)}",
+            )
+        both = self.options.two_tokenizers
+        out = []
+        for (tokens, in_loss, _), (its_tokens, its_in_loss, _) in zip(own, its):
+            if self.options.prompts or not len(tokens) or not len(its_tokens):
+                out.append((tokens, in_loss, (its_tokens, its_in_loss) if len(its_tokens) else None))
+                continue
+            if not is_text:
+                both.check_same_text(tokens, in_loss, its_tokens, its_in_loss, where)
+                out.append((tokens, in_loss, (its_tokens, its_in_loss)))
+                continue
+            bos = [
+                len(one.bos) if _starts_with(ids, one.bos) else 0
+                for one, ids in ((self, tokens), (self.teacher, its_tokens))
+            ]
+            whole = [np.arange(len(ids)) >= before for ids, before in zip((tokens, its_tokens), bos)]
+            both.check_same_text(tokens, whole[0], its_tokens, whole[1], where)
+            for own_part, its_part in both.divide(tokens[bos[0] :], its_tokens[bos[1] :], *bos):
+                out.append((*_after(tokens[: bos[0]], own_part), _after(its_tokens[: bos[1]], its_part)))
+        return out
 
     def _text(self, document, where, pending):
         text = document.text
@@ -290,6 +360,11 @@ class _Texts:
         check_unicode(text, where)
         self.texts.append(text)
         return len(self.texts) - 1
+
+
+def _after(before, ids):
+    """Tokens with others before them, and which of them are in the loss."""
+    return np.concatenate([before, ids]), np.arange(len(before) + len(ids)) >= len(before)
 
 
 def _starts_with(ids, first):

@@ -7,7 +7,18 @@ from pathlib import Path
 from .inputs import describe_files
 
 # Options that do not change the output, and those whose effect is described by something else below.
-_OTHER = {"workers", "quiet", "overwrite", "max_bad", "output", "inputs", "include", "exclude", "tokenizer"}
+_OTHER = {
+    "workers",
+    "quiet",
+    "overwrite",
+    "max_bad",
+    "output",
+    "inputs",
+    "include",
+    "exclude",
+    "tokenizer",
+    "teacher_tokenizer",
+}
 
 
 def describe_job(args, files, options):
@@ -17,6 +28,15 @@ def describe_job(args, files, options):
     job["special tokens"] = [list(options.bos_ids), list(options.eos_ids), options.special_tokens]
     templates = options.chat_templates
     job["chat template"] = [templates.always, {name: _digest(text.encode()) for name, text in templates.texts.items()}]
+    if options.teacher is not None:
+        its = options.teacher
+        job["teacher's tokenizer"] = _digest(f"{its.tokenizer.to_str()} {its.tokenizer.encode_special_tokens}".encode())
+        job["teacher's special tokens"] = [list(its.bos_ids), list(its.eos_ids), its.special_tokens]
+        texts = its.chat_templates.texts
+        job["teacher's chat template"] = [
+            its.chat_templates.always,
+            {name: _digest(text.encode()) for name, text in texts.items()},
+        ]
     job["program"] = _digest(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
     for library in ("tokenizers", "transformers"):
         job[library] = importlib.metadata.version(library)

@@ -141,9 +141,10 @@ absl::StatusOr<EvaluationResult> evaluate_dataset(
   const auto sums = sums_to_host(sums_TM);
   std::vector<metrics::TeacherSums> of_teachers;
   for (size_t i = 0; i < sums.size(); ++i) {
-    of_teachers.push_back({sums[i], tokens_T[i], micro.evaluation_quality(static_cast<int64_t>(i))});
+    of_teachers.push_back(
+        metrics::teacher_sums(sums[i], tokens_T[i], micro.evaluation_quality(static_cast<int64_t>(i))));
   }
-  result.means = metrics::loss_means(metrics::sum_of(of_teachers), valid_tokens, micro.evaluation_quality());
+  result.means = metrics::loss_means(of_teachers, valid_tokens, micro.evaluation_quality());
   result.teachers = metrics::means_of_teachers(data->options().teachers, of_teachers);
   add_dropped_mass(micro, mesh, tokens_T, result);
   return result;

@@ -144,7 +144,7 @@ absl::StatusOr<std::optional<RoundCheck>> check_round(
   check.most = config.onpolicy.max_new_tokens;
   check.teacher = batch->teacher_number;
   check.means = metrics::loss_means(
-      sums_to_host(sums_TM)[static_cast<size_t>(batch->teacher_number)],
+      metrics::teacher_sums(sums_to_host(sums_TM)[static_cast<size_t>(batch->teacher_number)], 0, {}).sums,
       sharding::sum_over_ranks(mesh, batch->valid_tokens), micro.evaluation_quality(batch->teacher_number));
   if (at::Tensor dropped = micro.dropped_mass(batch->teacher_number).take_sum();
       dropped.defined() && check.means.valid_tokens > 0) {

@@ -9,6 +9,7 @@
 #include "data/packing_mode.h"
 #include "data/teacher_groups.h"
 #include "losses/options.h"
+#include "losses/spans.h"
 #include "trainer/config/by_block.h"
 #include "trainer/device/allocator_kind.h"
 
@@ -212,6 +213,15 @@ constexpr auto enum_names(MissingTokens) {
   return base::names_of<MissingTokens>("refuse", "mask");
 }
 
+// How the tokens of student and teacher are brought together.
+enum class Alignment {
+  kTokens, // both make the same tokens of a text
+  kBytes, // by the bytes of their texts, where the tokenizers differ (data/text_alignment.h)
+};
+constexpr auto enum_names(Alignment) {
+  return base::names_of<Alignment>("tokens", "bytes");
+}
+
 // Student and teacher are described by the same keys.
 struct ModelSection {
   std::string path; // Hugging Face folder; teacher: empty means no teacher, unless it is read from a cache
@@ -225,6 +235,8 @@ struct ModelSection {
   std::string cache; // folder
   MissingTokens missing_tokens = MissingTokens::kRefuse; // of the teacher
   double max_dropped_mass = 0.05; // of the teacher: mean probability of its tokens that the student lacks
+  Alignment alignment = Alignment::kTokens; // of the teacher, as the next key
+  std::vector<std::string> token_pairs; // STUDENT=TEACHER: special tokens that stand for the same
   std::string adapter; // folder as peft writes it; empty: the model is that of `path` alone
 
   // The folder whose config.json, weights and tokenizer a run reads; empty: no teacher.
@@ -464,6 +476,7 @@ struct Config {
   losses::LossOptions loss; // without the softcaps, which are the models' (models::ModelConfig::final_softcap)
   // Of on-policy sequences; logits_dtype, metrics and softcaps are those of `loss`.
   losses::LossOptions onpolicy_loss = {.divergence = losses::Divergence::kReverseKl};
+  losses::SpanOptions spans; // keys loss.span_weight, loss.span_temperature
   Softcaps softcaps; // keys loss.student_softcap, loss.teacher_softcap
   losses::ChunkOptions chunks; // keys loss.chunk_size, loss.memory_cap_mb, loss.min_chunk_size
   TrainSection train;

@@ -50,6 +50,11 @@ const Condition kSkewOnly = {
     "loss.divergence is skew_forward_kl or skew_reverse_kl", "loss.divergence"};
 const Condition kHardLoss = {
     [](const Config& c) { return c.loss.hard_weight > 0; }, "loss.hard_weight is above 0", "loss.hard_weight"};
+const Condition kAlignedLoss = {
+    [](const Config& c) {
+      return c.teacher.alignment == Alignment::kBytes && c.loss.divergence != losses::Divergence::kNone;
+    },
+    "teacher.alignment is bytes and loss.divergence is not none", "teacher.alignment"};
 std::vector<Field> loss_fields() {
   using losses::ChunkOptions;
   using losses::LossOptions;
@@ -82,6 +87,19 @@ std::vector<Field> loss_fields() {
        "0: none."},
       {"loss", "teacher_softcap", softcap_of<&Softcaps::teacher>(), "",
        "Soft cap of the teacher's logits. auto: as student_softcap. 0: none.", kTeacher},
+      {"loss", "span_weight", Real{member<&Config::spans, &losses::SpanOptions::weight>, 0, losses::kMost}, "",
+       "Weight, beside the divergence of a token, of that of a span: a piece of text that is more than one token of "
+       "either model. It is the divergence between their probabilities of writing that text (docs/vocabulary.md). 0: "
+       "spans are not compared.",
+       kAlignedLoss},
+      {"loss", "span_starts", Boolean{member<&Config::spans, &losses::SpanOptions::starts>}, "",
+       "Compare the distributions of the next token where a span begins, too. There the two models expect tokens of other "
+       "lengths, and the student would learn to write the teacher's.",
+       kAlignedLoss},
+      {"loss", "span_temperature", Real{member<&Config::spans, &losses::SpanOptions::temperature>, 0.01, 1e6}, "",
+       "The probabilities of a span are taken to the power 1 / span_temperature, and its divergence times "
+       "span_temperature. 1: the probabilities as they are. The higher, the more an improbable span counts.",
+       kAlignedLoss},
       {"loss", "logits_dtype", one_of<kLoss, &LossOptions::logits_dtype>(), "",
        "Dtype of the logits. bfloat16 halves the memory of the loss head, but its gradients are wrong by tens of per "
        "cent once the student is close to the teacher."},

@@ -10,6 +10,9 @@ namespace {
 
 const Condition kCached = {
     [](const Config& c) { return c.teacher.reads_cache(); }, "teacher.source is cache", "teacher.source"};
+const Condition kAligned = {
+    [](const Config& c) { return c.teacher.alignment == Alignment::kBytes; }, "teacher.alignment is bytes",
+    "teacher.alignment"};
 const Condition kTopKCache = {
     [](const Config& c) { return c.cache.kind == CacheKind::kTopK; }, "cache.kind is topk", "cache.kind"};
 const Condition kSampledCache = {
@@ -121,6 +124,25 @@ std::vector<Field> lora_fields() {
   };
 }
 
+namespace {
+
+std::vector<Field> alignment_fields() {
+  return {
+      {"teacher", "alignment", one_of<&Config::teacher, &ModelSection::alignment>(), "",
+       "How the tokens of both models are brought together. tokens: both make the same tokens of a text, but for added "
+       "tokens and ids. bytes: the teacher's tokenizer splits texts in another way; it reads the data's teacher stream "
+       "(scripts/tokenize.py --teacher-tokenizer), and the two are compared where both have a boundary in the text "
+       "(docs/vocabulary.md).",
+       kTeacher},
+      {"teacher", "token_pairs", Texts{member<&Config::teacher, &ModelSection::token_pairs>}, "",
+       "Special tokens that stand for the same in both tokenizers, a list of STUDENT=TEACHER: <|im_end|>=<|eot_id|>. Those "
+       "with the same text are pairs without being listed; others are compared with nothing.",
+       kAligned},
+  };
+}
+
+} // namespace
+
 std::vector<Field> teacher_fields() {
   std::vector<Field> fields = model_fields<&Config::teacher>("teacher", kTeacher);
   fields.push_back(
@@ -152,8 +174,11 @@ std::vector<Field> teacher_fields() {
       {"teacher", "max_dropped_mass", Real{member<&Config::teacher, &ModelSection::max_dropped_mass>, 0, 1}, "",
        "Largest mean probability that the teacher may give to tokens of its own that the student lacks, over the first "
        "tokens of data.eval, or of data.train without it. The loss knows nothing of these tokens (docs/vocabulary.md). It is an "
-       "error before the first step.",
+       "error before the first step. With teacher.alignment: bytes it is reported and has no limit.",
        kTeacher});
+  for (Field& field : alignment_fields()) {
+    fields.push_back(std::move(field));
+  }
   return fields;
 }
 

@@ -44,6 +44,7 @@ class Rules {
   void of_teacher() {
     teacher_source();
     missing_tokens();
+    alignment();
     adapters();
     if (!capturing()) {
       loss();
@@ -140,6 +141,31 @@ class Rules {
       fail(
           {"teacher.missing_tokens", "data.packing"}, "refuse with data.packing: concat", "mask",
           "set data.packing: pack, whose documents do not see one another");
+    }
+  }
+
+  // What a teacher with a tokenizer of its own cannot be beside.
+  void alignment() {
+    if (!config_.has_teacher() || config_.teacher.alignment != Alignment::kBytes) {
+      return;
+    }
+    if (config_.teacher.reads_cache() || capturing()) {
+      fail(
+          {"teacher.alignment", "teacher.source"}, "tokens where the teacher's predictions are stored", "bytes",
+          "a cache has one prediction for each of the student's tokens; let the teacher run (teacher.source: model)");
+    }
+    if (config_.teacher.missing_tokens == MissingTokens::kMask) {
+      fail(
+          {"teacher.alignment", "teacher.missing_tokens"}, "missing_tokens: refuse with alignment: bytes", "mask",
+          "remove teacher.missing_tokens: the teacher reads the text in its own tokens");
+    }
+    if (config_.onpolicy.enabled()) {
+      fail(
+          {"teacher.alignment", "onpolicy.prompts"}, "tokens in an on-policy run", "bytes",
+          "what the student writes has no tokens of the teacher's");
+    }
+    if (config_.data.packing != data::PackingMode::kPack) {
+      fail({"teacher.alignment", "data.packing"}, "data.packing: pack with alignment: bytes", "concat");
     }
   }
 

@@ -59,6 +59,11 @@ void add_means(Json& json, const LossMeans& means) {
   if (!estimates.empty()) {
     json[kEstimatesKey] = estimates;
   }
+  if (means.alignment) {
+    json["boundary_share"] = number(means.alignment->boundary_share);
+    json["span_share"] = number(means.alignment->span_share);
+    json["span_loss"] = number(means.alignment->span_loss);
+  }
   json["valid_tokens"] = means.valid_tokens;
   if (means.teacher_dropped_mass) {
     json["teacher_dropped_mass"] = *means.teacher_dropped_mass;
@@ -112,21 +117,54 @@ RouterMeans router_means(absl::Span<const double> sums, int64_t routers) {
   return means;
 }
 
-std::array<double, losses::kNumTokenMetrics> sum_of(absl::Span<const TeacherSums> teachers) {
+TeacherSums teacher_sums(
+    absl::Span<const double> numbers, int64_t valid_tokens, const losses::MetricQualities& quality) {
+  TeacherSums out;
+  std::copy_n(numbers.begin(), out.sums.size(), out.sums.begin());
+  std::copy_n(numbers.begin() + losses::kNumTokenMetrics, out.alignment.size(), out.alignment.begin());
+  out.valid_tokens = valid_tokens;
+  out.quality = quality;
+  out.aligned = out.alignment[kPieces] > 0;
+  return out;
+}
+
+LossMeans loss_means(
+    absl::Span<const TeacherSums> teachers, int64_t valid_tokens, const losses::MetricQualities& quality) {
   std::array<double, losses::kNumTokenMetrics> all{};
+  std::array<double, kNumAlignmentSums> alignment{};
+  double compared = 0, aligned_tokens = 0; // tokens at which distributions are compared; tokens of aligned teachers
   for (const TeacherSums& teacher : teachers) {
     for (size_t i = 0; i < all.size(); ++i) {
       all[i] += teacher.sums[i];
     }
+    for (size_t i = 0; i < alignment.size(); ++i) {
+      alignment[i] += teacher.alignment[i];
+    }
+    const auto tokens = static_cast<double>(teacher.valid_tokens);
+    compared += teacher.aligned ? teacher.alignment[kCompared] : tokens;
+    aligned_tokens += teacher.aligned ? tokens : 0;
   }
-  return all;
+  LossMeans means = loss_means(all, valid_tokens, quality);
+  if (aligned_tokens == 0 || valid_tokens == 0) {
+    return means;
+  }
+  for (const losses::TokenMetric metric :
+       {losses::kForwardKl, losses::kReverseKl, losses::kStudentEntropy, losses::kTeacherEntropy, losses::kAgreement,
+        losses::kTeacherLse}) {
+    means.metrics[metric] *= static_cast<double>(valid_tokens) / compared;
+  }
+  means.alignment = {
+      alignment[kPieces] / aligned_tokens, alignment[kSpanTokens] / aligned_tokens,
+      alignment[kSpanLoss] / alignment[kSpans]};
+  means.teacher_dropped_mass = alignment[kDroppedMass] / alignment[kCompared];
+  return means;
 }
 
 std::vector<TeacherMeans> means_of_teachers(
     const std::vector<std::string>& names, absl::Span<const TeacherSums> teachers) {
   std::vector<TeacherMeans> means;
   for (size_t i = 0; i < names.size() && names.size() == teachers.size(); ++i) {
-    means.push_back({names[i], loss_means(teachers[i].sums, teachers[i].valid_tokens, teachers[i].quality)});
+    means.push_back({names[i], loss_means(teachers.subspan(i, 1), teachers[i].valid_tokens, teachers[i].quality)});
   }
   return means;
 }

@@ -11,10 +11,18 @@
 
 #include "losses/teacher_kind.h"
 #include "losses/token_metrics.h"
+#include "trainer/metrics/alignment_sums.h"
 #include "trainer/metrics/phase_timer.h"
 #include "trainer/models/float8_counts.h"
 
 namespace distill::metrics {
+
+// How the texts of student and teacher met, of a teacher with a tokenizer of its own.
+struct AlignmentMeans {
+  double boundary_share = 0; // of the tokens with a target, those where both have a boundary
+  double span_share = 0; // of the same, those in spans
+  double span_loss = 0; // mean over spans; NaN: there are none
+};
 
 // Means of all numbers that the loss head returns for a token, over the valid tokens of a global batch or of a whole
 // evaluation.
@@ -22,8 +30,11 @@ struct LossMeans {
   std::array<double, losses::kNumTokenMetrics> metrics{};
   int64_t valid_tokens = 0;
   losses::MetricQualities quality{}; // what each of them is for the run's teacher and loss; all exact by default
-  // Of an evaluation: mean probability, at temperature 1, of the teacher's tokens that have no part in the loss;
-  // nullopt: there are none, or the teacher's hidden states are not known.
+  // Of teachers with a tokenizer of their own. What compares two distributions is then the mean over the places where
+  // they are compared, and the loss and the cross-entropies are means over tokens as always.
+  std::optional<AlignmentMeans> alignment;
+  // Of an evaluation, or where there is an alignment: mean probability, at temperature 1, of the teacher's tokens that
+  // have no part in the loss; nullopt: there are none, or the teacher's hidden states are not known.
   std::optional<double> teacher_dropped_mass;
 
   bool has(losses::TokenMetric metric) const {
@@ -42,9 +53,15 @@ struct TeacherSums {
   std::array<double, losses::kNumTokenMetrics> sums{};
   int64_t valid_tokens = 0;
   losses::MetricQualities quality{};
+  std::array<double, kNumAlignmentSums> alignment{};
+  bool aligned = false; // the teacher has a tokenizer of its own
 };
-// The sums over the tokens of all teachers.
-std::array<double, losses::kNumTokenMetrics> sum_of(absl::Span<const TeacherSums> teachers);
+// `numbers`: kNumSums of them.
+TeacherSums teacher_sums(
+    absl::Span<const double> numbers, int64_t valid_tokens, const losses::MetricQualities& quality);
+// The means over the tokens of all teachers.
+LossMeans loss_means(
+    absl::Span<const TeacherSums> teachers, int64_t valid_tokens, const losses::MetricQualities& quality);
 
 // The means over the tokens that have one of several teachers.
 struct TeacherMeans {

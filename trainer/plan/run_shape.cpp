@@ -78,7 +78,10 @@ absl::StatusOr<RunShape> run_shape(
   shape.configs = config::configs_of_teachers(config);
   shape.shares = config::shares_of_teachers(config);
   shape.environment = target.environment;
-  shape.teacher_stream = teacher_stream && teachers.exist();
+  const bool aligned = std::any_of(teachers.begin(), teachers.end(), [](const trainer::TeacherSpec& teacher) {
+    return teacher.vocabulary().aligned;
+  });
+  shape.teacher_stream = (teacher_stream || aligned) && teachers.exist();
   RETURN_IF_ERROR(divide_ranks(target, shape));
   RETURN_IF_ERROR(decide_gather(target, shape));
   shape.config.parallel.slots = std::max(config.parallel.slots, config.parallel.prefetch + 1);

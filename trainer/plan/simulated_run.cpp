@@ -22,6 +22,23 @@ at::Tensor boundaries(int64_t rows, int64_t seq_len, bool packed) {
   return at::tensor(at, at::kInt);
 }
 
+// The pieces of a batch that take the most memory: each of the student's tokens begins a span, and the teacher's tokens
+// are all in spans.
+data::AlignedPieces most_pieces(int64_t rows, int64_t seq_len, int64_t teacher_tokens) {
+  const int64_t tokens = rows * seq_len;
+  const auto numbers = [](int64_t count) { return at::zeros({count}, at::kLong); };
+  data::AlignedPieces pieces;
+  pieces.rows_P = numbers(tokens);
+  pieces.pieces_P = numbers(tokens);
+  pieces.first_rows_Z = numbers(tokens);
+  pieces.teacher_rows_Q = numbers(teacher_tokens);
+  pieces.teacher_pieces_Q = numbers(teacher_tokens);
+  pieces.teacher_targets_Q = numbers(teacher_tokens);
+  pieces.pieces = pieces.spans = pieces.span_tokens = tokens;
+  pieces.teacher_span_tokens = teacher_tokens;
+  return pieces;
+}
+
 } // namespace
 
 at::Tensor blas_workspace() {
@@ -53,6 +70,9 @@ data::Batch simulated_batch(const RunShape& shape, int64_t teacher) {
     batch.teacher = {tokens(length), tokens(length), boundaries(rows, length, batch.packed), length, tokens(seq_len)};
   }
   batch.teacher_number = teacher;
+  if (shape.teachers[static_cast<size_t>(teacher)].vocabulary().aligned) {
+    batch.teacher->aligned = most_pieces(rows, seq_len, shape.teacher_tokens());
+  }
   const int64_t row_bytes = shape.teachers[static_cast<size_t>(teacher)].row_bytes();
   if (row_bytes > 0) {
     batch.teacher_rows_NW = at::empty({shape.tokens(), row_bytes}, at::kByte);

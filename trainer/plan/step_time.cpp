@@ -143,7 +143,12 @@ double head_seconds(const RunShape& shape, const Machine& machine, size_t number
   const auto groups = static_cast<double>(shape.head.num_groups(shape.tokens()));
   const double sides = teacher > 0 ? 2 : 1;
   const bool frozen = has_frozen_head(shape.student); // its gradient is not computed
-  const double flops = 2 * tokens * vocab * ((frozen ? 2 : 3) * hidden + teacher);
+  double flops = 2 * tokens * vocab * ((frozen ? 2 : 3) * hidden + teacher);
+  if (spec.vocabulary().aligned) {
+    // The labels over the whole vocabulary, the spans' tokens once more, at most, and the teacher's own tokens.
+    flops += 2 * tokens * static_cast<double>(shape.student.vocab_size) * (frozen ? 3 : 4) * hidden +
+        2 * static_cast<double>(shape.teacher_tokens()) * static_cast<double>(spec.model().config.vocab_size) * teacher;
+  }
   // Reads of the weights are partly hidden by the products.
   constexpr double kWeightsRead = 0.6;
   const double bytes = kWeightsRead * chunks * vocab * (hidden + teacher) * element // for each chunk's logits

@@ -23,6 +23,22 @@ std::string teacher_length_warning(const config::Config& config, const Inputs& i
       inputs.teachers.exist() ? "no document has a text of the teacher's own" : "the run has no teacher");
 }
 
+// Empty unless student and teacher meet rarely.
+std::string boundaries_warning(const char* name, const std::shared_ptr<data::Dataset>& data) {
+  constexpr double kFew = 0.3; // of the student's tokens; usual pairs of tokenizers have 0.6 to 0.9
+  for (size_t i = 0; data != nullptr && i < data->stats().size(); ++i) {
+    const auto& found = data->stats()[i].alignment;
+    if (found && static_cast<double>(found->pieces) < kFew * static_cast<double>(found->tokens)) {
+      return absl::StrFormat(
+          "%s: %s: student and teacher both have a boundary at %.1f%% of the student's tokens alone, so that the teacher "
+          "says little of the others (docs/vocabulary.md)",
+          name, data->stats()[i].path,
+          100 * static_cast<double>(found->pieces) / static_cast<double>(std::max<int64_t>(1, found->tokens)));
+    }
+  }
+  return "";
+}
+
 // Empty unless whole steps read far more than train.epochs asks for.
 std::string epochs_warning(const config::Config& config, const data::Dataset& data) {
   constexpr double kRounding = 1.1; // more than this times train.epochs is no longer a matter of rounding
@@ -72,7 +88,8 @@ std::string trained_on_warning(const config::Config& config, const Inputs& input
 std::vector<std::string> input_warnings(const config::Config& config, const Inputs& inputs) {
   std::vector<std::string> warnings{
       teacher_length_warning(config, inputs), epochs_warning(config, *inputs.train_data),
-      trained_on_warning(config, inputs)};
+      trained_on_warning(config, inputs), boundaries_warning("data.train", inputs.train_data),
+      boundaries_warning("data.eval", inputs.eval_data)};
   warnings.erase(std::remove(warnings.begin(), warnings.end(), ""), warnings.end());
   return warnings;
 }

@@ -130,6 +130,18 @@ absl::StatusOr<TeacherSpec> open_teacher(const config::Config& config, const Run
   return teacher;
 }
 
+// Rows that are no columns are excluded by a bias, which a softcap would limit.
+absl::Status check_aligned(
+    const config::Config& config, const models::ModelSource& student, const TeacherSpec& teacher) {
+  const double own = student.config.final_softcap, its = teacher.model().config.final_softcap;
+  if (own == 0 && its == 0) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(absl::StrFormat(
+      "teacher.alignment: bytes: expected models without final_logit_softcapping, found %g in %s/config.json",
+      own > 0 ? own : its, own > 0 ? config.student.path : config.teacher.folder()));
+}
+
 // Rows of the tables in the teacher's folder; 0: there is no teacher.
 int64_t table_rows(const TeacherSpec& teacher) {
   return !teacher.exists()                ? 0
@@ -140,8 +152,8 @@ int64_t table_rows(const TeacherSpec& teacher) {
 // `once`: every document is read once, in the order of the data, or with `shuffle` in the shuffled order.
 absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
     const config::Config& config, const std::vector<config::DataSet>& sets, bool once,
-    const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits, bool pin_memory,
-    bool shuffle = false) {
+    const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits, bool pin_memory, bool shuffle = false,
+    const std::vector<std::shared_ptr<const data::TextAlignment>>& alignments = {}) {
   data::DataOptions options;
   for (const config::DataSet& set : sets) {
     options.sources.push_back({set.path, set.weight, set.teachers});
@@ -160,6 +172,7 @@ absl::StatusOr<std::unique_ptr<data::Dataset>> open_data(
   // The prompts of a run that is partly on-policy may be those of other teachers.
   options.every_teacher = !once && !(config.onpolicy.enabled() && config.onpolicy.mixes());
   options.limits = limits;
+  options.alignments = alignments;
   options.pin_memory = pin_memory;
   return data::Dataset::open(options);
 }
@@ -206,6 +219,7 @@ absl::StatusOr<Inputs> open_inputs(
   const std::vector<config::Config> configs = config::configs_of_teachers(config);
   std::optional<Teachers> teachers(std::in_place);
   RunTokenizers tokenizers;
+  std::vector<std::shared_ptr<const data::TextAlignment>> alignments;
   data::TokenLimits limits; // stay empty where the models cannot be read: nothing is checked then
   Inputs inputs;
   for (const config::Config& own : configs) {
@@ -218,9 +232,13 @@ absl::StatusOr<Inputs> open_inputs(
     }
     auto opened = open_teacher(own, known);
     problems.add(config::of_teacher(own, opened.status()));
+    alignments.push_back(opened.ok() ? known.alignment_of(opened->vocabulary()) : known.alignment);
     if (!opened.ok()) {
       teachers.reset();
       continue;
+    }
+    if (student && opened->vocabulary().aligned) {
+      problems.add(config::of_teacher(own, check_aligned(own, *student, *opened)));
     }
     if (student && read.ok()) {
       const Vocabulary& vocabulary = opened->vocabulary();
@@ -241,7 +259,8 @@ absl::StatusOr<Inputs> open_inputs(
   }
   const bool pin_memory = environment.device.is_cuda();
   const auto open = [&](const std::vector<config::DataSet>& sets, bool once) {
-    auto data = problems.take(open_data(config, sets, once, tokenizers.hashes, limits, pin_memory));
+    auto data = problems.take(
+        open_data(config, sets, once, tokenizers.hashes, limits, pin_memory, /*shuffle=*/false, alignments));
     return data ? *std::move(data) : nullptr;
   };
   if (purpose == config::Purpose::kTrain) {
@@ -255,7 +274,8 @@ absl::StatusOr<Inputs> open_inputs(
   }
   bool on_train = purpose == config::Purpose::kQuantize && config.data.eval.empty();
   if (!config.data.eval.empty()) {
-    auto data = open_data(config, config.data.eval, /*once=*/true, tokenizers.hashes, limits, pin_memory);
+    auto data = open_data(
+        config, config.data.eval, /*once=*/true, tokenizers.hashes, limits, pin_memory, /*shuffle=*/false, alignments);
     // Of several teachers, one without held-out documents is measured on those that it trains on, as before a run.
     on_train = purpose == config::Purpose::kQuantize && absl::IsNotFound(data.status()) && !config.data.train.empty();
     inputs.eval_data = on_train ? nullptr : problems.take(std::move(data)).value_or(nullptr);

@@ -1,5 +1,7 @@
 #include "trainer/setup/start_report.h"
 
+#include <absl/strings/escaping.h>
+
 #include "trainer/config/run_length.h"
 #include "trainer/device/device_info.h"
 #include "trainer/setup/onpolicy_inputs.h"
@@ -7,6 +9,23 @@
 
 namespace distill::trainer {
 namespace {
+
+void add_alignment_lines(const char* name, const data::AlignmentStats& found, std::vector<std::string>& lines) {
+  const auto tokens = static_cast<double>(std::max<int64_t>(1, found.tokens));
+  lines.push_back(absl::StrFormat(
+      "%s: of %d documents, %d tokens of the student's and %d of the teacher's in the loss: both have a boundary at %.1f%% "
+      "of the student's; %.1f%% are in %d spans, which the teacher splits in another way",
+      name, found.documents, found.tokens, found.teacher_tokens, 100 * static_cast<double>(found.pieces) / tokens,
+      100 * static_cast<double>(found.span_tokens) / tokens, found.spans));
+  for (const auto& [whose, passed] :
+       {std::pair("student", &found.student_passed), std::pair("teacher", &found.teacher_passed)}) {
+    for (const auto& [text, count] : *passed) {
+      lines.push_back(absl::StrFormat(
+          "%s: %d special tokens \"%s\" of the %s's have no partner, and are compared with nothing (teacher.token_pairs)",
+          name, count, absl::Utf8SafeCEscape(text), whose));
+    }
+  }
+}
 
 void add_data_lines(const char* name, const data::Dataset& data, std::vector<std::string>& lines) {
   for (const data::SourceStats& stats : data.stats()) {
@@ -28,6 +47,9 @@ void add_data_lines(const char* name, const data::Dataset& data, std::vector<std
           "are cut at the end, %d are left out since no target fits",
           name, stats.teacher_texts, data.teacher_seq_len(), percent(stats.teacher_padding, data.teacher_seq_len()),
           stats.cut_documents, stats.left_out_documents));
+    }
+    if (stats.alignment) {
+      add_alignment_lines(name, *stats.alignment, lines);
     }
   }
 }

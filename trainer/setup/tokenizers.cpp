@@ -99,7 +99,53 @@ std::vector<int64_t> ids_below(const SharedTokenizer& tokenizer, int64_t rows, c
   return ids;
 }
 
+// Of two tokenizers that split texts otherwise. Column i is the student's row i. The teacher's other tokens fill the
+// rows in between, so that its tables become no larger than they must.
+Vocabulary aligned_vocabulary(
+    const data::VocabularyMap& map, const std::vector<int64_t>& columns, std::vector<int64_t> others,
+    int64_t teacher_rows) {
+  Vocabulary out;
+  out.aligned = true;
+  const int64_t width = columns.back() + 1;
+  out.columns = {{0, width}};
+  out.folder_rows = teacher_rows;
+  out.rows.assign(static_cast<size_t>(width), -1);
+  for (const auto& [student, teacher] : map.shared) {
+    if (std::binary_search(columns.begin(), columns.end(), student)) {
+      out.rows[static_cast<size_t>(student)] = teacher;
+    }
+  }
+  size_t next = 0; // of the others
+  for (int64_t row = 0; row < width; ++row) {
+    if (!std::binary_search(columns.begin(), columns.end(), row)) {
+      out.excluded.push_back(row);
+      if (next < others.size()) {
+        out.rows[static_cast<size_t>(row)] = others[next++];
+      } else {
+        out.empty_rows.push_back(row);
+      }
+    }
+  }
+  out.rows.insert(out.rows.end(), others.begin() + static_cast<int64_t>(next), others.end());
+  return out;
+}
+
 } // namespace
+
+std::shared_ptr<const data::TextAlignment> RunTokenizers::alignment_of(const Vocabulary& vocabulary) const {
+  if (alignment == nullptr) {
+    return nullptr;
+  }
+  auto out = std::make_shared<data::TextAlignment>(*alignment);
+  std::vector<int64_t> rows(static_cast<size_t>(alignment->teacher_vocab_size()), -1); // by the teacher's id
+  for (size_t row = 0; row < vocabulary.rows.size(); ++row) {
+    if (vocabulary.rows[row] >= 0) {
+      rows[static_cast<size_t>(vocabulary.rows[row])] = static_cast<int64_t>(row);
+    }
+  }
+  out->set_teacher_rows(std::move(rows));
+  return out;
+}
 
 absl::StatusOr<Vocabulary> RunTokenizers::vocabulary(int64_t student_rows, int64_t teacher_rows) const {
   Vocabulary out;
@@ -122,6 +168,9 @@ absl::StatusOr<Vocabulary> RunTokenizers::vocabulary(int64_t student_rows, int64
         "(%d of the student's, %d of the teacher's) and ids below %d, found %s",
         this->teacher->path, this->student->path, student_rows, teacher_rows, kMaxRows,
         columns.empty() ? "none" : absl::StrCat("the id ", columns.back())));
+  }
+  if (alignment != nullptr) {
+    return aligned_vocabulary(*map, columns, std::move(others), teacher_rows);
   }
   out.columns = ranges_of(columns);
   if (captured_order) { // the rows beyond are those of the teacher's other tokens
@@ -153,6 +202,10 @@ data::TokenLimits RunTokenizers::limits(
     const Vocabulary& vocabulary, int64_t student_rows, int64_t teacher_rows) const {
   data::TokenLimits limits;
   limits.token_text = token_text;
+  if (alignment != nullptr) { // the teacher reads texts in its own tokens, whose rows the alignment knows
+    limits.documents.rows = student_rows;
+    return limits;
+  }
   const bool both = student_rows > 0 && teacher_rows > 0;
   const bool renumbered = vocabulary.renumbered();
   // What is masked need not have a row in the teacher.
@@ -217,6 +270,17 @@ std::string RunTokenizers::text(const Vocabulary& vocabulary, int64_t student_ro
     return rows - static_cast<int64_t>(ids_below(tokenizer, rows, nothing).size());
   };
   const int64_t columns = losses::count_columns(vocabulary.columns);
+  if (vocabulary.aligned) {
+    const auto own = static_cast<int64_t>(ids_below(student, student_rows, nothing).size());
+    const auto its = static_cast<int64_t>(ids_below(teacher, teacher_rows, nothing).size());
+    const int64_t shared = columns - static_cast<int64_t>(vocabulary.excluded.size());
+    return absl::StrFormat(
+        "vocabulary: teacher.alignment bytes: %d tokens are the same bytes in both tokenizers, %.1f%% of the student's %d "
+        "and %.1f%% of the teacher's %d; where both have a boundary in the text, the loss compares the models' "
+        "distributions of these",
+        shared, 100.0 * static_cast<double>(shared) / static_cast<double>(own), own,
+        100.0 * static_cast<double>(shared) / static_cast<double>(its), its);
+  }
   const int64_t of_student = padding(student, student_rows);
   const int64_t of_teacher = captured_order ? 0 : padding(teacher, teacher_rows);
   const auto without = static_cast<int64_t>(vocabulary.dropped.size());
@@ -250,8 +314,34 @@ absl::StatusOr<RunTokenizers> read_tokenizers(const config::Config& config) {
   if (config.has_teacher()) {
     ASSIGN_OR_RETURN(out.teacher, read_one(own, config.teacher.folder()));
   }
+  if (config.has_teacher() && config.teacher.alignment == config::Alignment::kBytes &&
+      (out.student == nullptr || out.teacher == nullptr)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "teacher.alignment: bytes: expected a tokenizer.json of both models, found none in ",
+        out.student == nullptr ? config.student.path : config.teacher.folder(), "; name one in ",
+        out.student == nullptr ? "student.tokenizer" : "teacher.tokenizer"));
+  }
   if (out.student != nullptr && out.teacher != nullptr) {
-    ASSIGN_OR_RETURN(out.map, data::map_vocabularies(*out.teacher, *out.student));
+    if (config.teacher.alignment == config::Alignment::kBytes) {
+      ASSIGN_OR_RETURN(
+          const data::TokenPairs pairs, data::read_token_pairs(config.teacher.token_pairs, *out.student, *out.teacher));
+      ASSIGN_OR_RETURN(data::TextAlignment made, data::TextAlignment::make(*out.student, *out.teacher, pairs));
+      out.map = made.map();
+      out.alignment = std::make_shared<const data::TextAlignment>(std::move(made));
+      out.hashes = {out.student->hash()};
+      out.students_alone = true;
+      out.token_text = [student = out.student](int64_t id) { return text_of(student, id); };
+      return out;
+    }
+    const auto mapped = data::map_vocabularies(*out.teacher, *out.student);
+    if (!mapped.ok()) {
+      return absl::Status(
+          mapped.status().code(),
+          absl::StrCat(
+              std::string(mapped.status().message()),
+              "\n  teacher.alignment: bytes compares two such models by the bytes of their texts (docs/vocabulary.md)"));
+    }
+    out.map = *mapped;
     if (out.captured_order && out.map->moved > 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "teacher.cache: ", config.teacher.cache, ": its teacher's tokens have the numbers of ", out.teacher->path,
@@ -278,6 +368,9 @@ absl::StatusOr<RunTokenizers> read_tokenizers(const config::Config& config) {
 }
 
 void log_tokenizers(const config::Config& config, const RunTokenizers& tokenizers) {
+  if (tokenizers.alignment != nullptr) {
+    return;
+  }
   if (tokenizers.map) {
     const std::string teacher = config::text_of_teacher(config);
     log_one_sided(teacher, "student", tokenizers.map->teacher_only, tokenizers.teacher, /*masks=*/false);

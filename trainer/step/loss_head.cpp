@@ -9,7 +9,7 @@ at::Tensor run_loss_head(
     const losses::LossOptions& loss, const losses::ChunkOptions& chunks, const losses::LinearHeadGrads* grads) {
   std::vector<at::Tensor> metrics; // of each prediction's tokens
   int64_t begin = 0;
-  for (auto& [count, head] : predictions) {
+  for (auto& [count, head, aligned] : predictions) {
     head.hidden_NH = hidden_NH.narrow(0, begin, count);
     head.weight_VH = weight_VH;
     losses::LinearHeadGrads part;

@@ -6,8 +6,10 @@
 #include "trainer/config/teachers.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
+#include "trainer/step/aligned_head.h"
 #include "trainer/step/head_plan.h"
 #include "trainer/step/loss_head.h"
+#include "trainer/teacher/aligned_teacher.h"
 #include "trainer/teacher/token_batch.h"
 
 namespace distill::trainer {
@@ -48,10 +50,24 @@ MicroBatchRunner::MicroBatchRunner(
   TORCH_CHECK(configs.size() == teachers.size(), "expected ", configs.size(), " teachers, found ", teachers.size());
   for (size_t i = 0; i < teachers.size(); ++i) {
     teachers_.push_back(
-        {make_teacher(configs[i], teachers[i], block_), loss_of(configs[i], student.config(), teachers[i].spec),
+        {make_teacher(configs[i], teachers[i], block_),
+         loss_of(configs[i], student.config(), teachers[i].spec),
          onpolicy_loss_of(configs[i], student.config(), teachers[i].spec),
-         DroppedMass(teachers[i].spec.vocabulary().dropped), teachers[i].spec.vocabulary().columns,
-         teachers[i].spec.exists() ? rows_if_beyond(configs[i], teachers[i].spec.model().config) : 0});
+         DroppedMass(teachers[i].spec.vocabulary().dropped),
+         teachers[i].spec.vocabulary().columns,
+         teachers[i].spec.exists() ? rows_if_beyond(configs[i], teachers[i].spec.model().config) : 0,
+         configs[i].spans,
+         {},
+         {}});
+    const Vocabulary& vocabulary = teachers[i].spec.vocabulary();
+    const auto biases = [&](const sharding::ModelShards& model) {
+      const auto options = at::TensorOptions().dtype(model.options().compute_dtype).device(model.options().device);
+      return excluding_biases(vocabulary.excluded, model.config().vocab_size, configs[i].loss.temperature, options);
+    };
+    if (vocabulary.aligned) {
+      teachers_.back().bias_V = biases(student);
+      teachers_.back().teacher_bias_V = biases(*teachers[i].weights.front());
+    }
   }
 }
 
@@ -64,7 +80,7 @@ std::vector<Prediction> MicroBatchRunner::predict(const data::Batch& batch, cons
   const at::Tensor targets_N = copy_to_device(batch.targets_BS.flatten(), device);
   std::vector<Prediction> predictions = of_batch(batch).teacher->predict(batch, tokens, student_);
   int64_t begin = 0;
-  for (auto& [count, head] : predictions) {
+  for (auto& [count, head, aligned] : predictions) {
     head.targets_N = targets_N.narrow(0, begin, count);
     head.meta_device = device::kernel_device(device);
     begin += count;
@@ -74,17 +90,27 @@ std::vector<Prediction> MicroBatchRunner::predict(const data::Batch& batch, cons
 }
 
 at::Tensor MicroBatchRunner::run_head(
-    Teacher& teacher, std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
-    losses::LinearHeadGrads* grads) {
+    OwnLoss& own, std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
+    losses::LinearHeadGrads* grads, at::Tensor sums_M) {
   at::Tensor weight_VH = sharding::lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
-  const at::Tensor metrics_MN = run_loss_head(predictions, hidden_NH, weight_VH, loss, config_.chunks, grads);
+  at::Tensor metrics_MN;
+  if (predictions.front().aligned) {
+    AlignedResult result = run_aligned_head(
+        predictions.front(), hidden_NH, weight_VH, {loss, own.spans, own.bias_V, own.teacher_bias_V}, config_.chunks,
+        grads);
+    metrics_MN = std::move(result.metrics_MN);
+    sums_M.narrow(0, losses::kNumTokenMetrics, metrics::kNumAlignmentSums).add_(result.alignment_A);
+  } else {
+    metrics_MN = run_loss_head(predictions, hidden_NH, weight_VH, loss, config_.chunks, grads);
+  }
+  sums_M.narrow(0, 0, losses::kNumTokenMetrics).add_(metrics_MN.sum(1, /*keepdim=*/false, at::kDouble));
   hidden_NH.reset();
   weight_VH.reset();
   for (Prediction& prediction : predictions) {
-    prediction.head = {}; // drops the views of the heads' units
+    prediction = {}; // drops the views of the heads' units
   }
-  teacher.release(); // first: a head that is the student's too stays in its slot
+  own.teacher->release(); // first: a head that is the student's too stays in its slot
   student_.release(student_.head_unit());
   if (grads == nullptr) { // with gradients, the backward pass needs the unit once more
     student_.retire(student_.head_unit());
@@ -105,10 +131,9 @@ at::Tensor MicroBatchRunner::head_with_gradients(
     grads.accumulate = !gradient.is_new;
   }
   grads.grad_scale = sums.scale;
-  at::Tensor metrics_MN =
-      run_head(*of_batch(batch).teacher, std::move(predictions), std::move(hidden_NH), loss_of_batch(batch), &grads);
-  sums.metrics_TM[batch.teacher_number] += metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
-  metrics_MN.reset();
+  run_head(
+      of_batch(batch), std::move(predictions), std::move(hidden_NH), loss_of_batch(batch), &grads,
+      sums.metrics_TM[batch.teacher_number]);
   return std::move(grads.hidden_NH); // `grads` holds a view of the head's gradient, which must not outlive this
 }
 
@@ -178,19 +203,18 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_TM, a
   std::vector<Prediction> predictions = predict(batch, tokens);
   at::Tensor hidden_NH = sharding::forward_hidden(student_, student_ropes_, tokens, /*next=*/nullptr, block_);
   std::vector<std::pair<at::Tensor, at::Tensor>> dropped; // of each prediction: log-sum-exps, targets
-  for (const auto& [count, head] : predictions) {
+  for (const auto& [count, head, aligned] : predictions) {
     dropped.emplace_back(own.dropped_mass.log_sum(head, own.loss.teacher_softcap), head.targets_N);
   }
   const at::Tensor metrics_MN = run_head(
-      *own.teacher, std::move(predictions), std::move(hidden_NH), evaluated(loss_of_batch(batch)),
-      /*grads=*/nullptr);
+      own, std::move(predictions), std::move(hidden_NH), evaluated(loss_of_batch(batch)),
+      /*grads=*/nullptr, sums_TM[batch.teacher_number]);
   int64_t begin = 0;
   for (const auto& [log_sum_N, targets_N] : dropped) {
     const int64_t count = targets_N.size(0);
     own.dropped_mass.add(log_sum_N, metrics_MN[losses::kTeacherLse].narrow(0, begin, count), targets_N);
     begin += count;
   }
-  sums_TM[batch.teacher_number] += metrics_MN.sum(1, /*keepdim=*/false, at::kDouble);
   if (tokens_MN != nullptr) {
     *tokens_MN = metrics_MN;
   }
@@ -246,16 +270,16 @@ void MicroBatchRunner::prefetch_first(int64_t teacher) {
 
 at::Tensor MicroBatchRunner::zero_sums() const {
   return at::zeros(
-      {teachers(), losses::kNumTokenMetrics}, at::TensorOptions().dtype(at::kDouble).device(student_.options().device));
+      {teachers(), metrics::kNumSums}, at::TensorOptions().dtype(at::kDouble).device(student_.options().device));
 }
 
 at::Tensor MicroBatchRunner::zero_router_sums() const {
   return at::zeros({models::router_sums(student_.config())}, zero_sums().options());
 }
 
-std::vector<std::array<double, losses::kNumTokenMetrics>> sums_to_host(const at::Tensor& sums_TM) {
+std::vector<std::array<double, metrics::kNumSums>> sums_to_host(const at::Tensor& sums_TM) {
   const at::Tensor host = sums_TM.cpu();
-  std::vector<std::array<double, losses::kNumTokenMetrics>> sums(static_cast<size_t>(host.size(0)));
+  std::vector<std::array<double, metrics::kNumSums>> sums(static_cast<size_t>(host.size(0)));
   const auto* from = host.const_data_ptr<double>();
   for (auto& of_teacher : sums) {
     std::copy_n(from, of_teacher.size(), of_teacher.begin());

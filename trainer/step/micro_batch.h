@@ -7,6 +7,7 @@
 #include "losses/head/linear_head.h"
 #include "losses/teacher_kind.h"
 #include "trainer/config/config.h"
+#include "trainer/metrics/alignment_sums.h"
 #include "trainer/metrics/phase_timer.h"
 #include "trainer/sharding/passes.h"
 #include "trainer/step/dropped_mass.h"
@@ -26,7 +27,7 @@ struct ActivationMemory {
 };
 
 // The computation of one micro-batch: the teacher's prediction, student forward, loss head, student backward.
-// M = losses::kNumTokenMetrics.
+// M = metrics::kNumSums.
 class MicroBatchRunner {
  public:
   // All models must outlive this object. `block`: the functions that run a decoder block.
@@ -36,7 +37,7 @@ class MicroBatchRunner {
 
   // Where a training micro-batch adds its numbers, fp64 on the device, and the scales of its losses in the gradients.
   struct Sums {
-    at::Tensor metrics_TM; // of every metric over the tokens of each of T teachers
+    at::Tensor metrics_TM; // metrics::kNumSums of each of T teachers
     double scale = 0; // of the sum of the tokens' losses
     at::Tensor routers; // models::RouterSum, of a student with experts
     double router_scale = 0; // of the routers' loss
@@ -92,6 +93,9 @@ class MicroBatchRunner {
     DroppedMass dropped_mass;
     losses::ColumnRanges columns; // Vocabulary::columns
     int64_t rows = 0; // rows_if_beyond()
+    // Of a teacher with a tokenizer of its own.
+    losses::SpanOptions spans;
+    at::Tensor bias_V, teacher_bias_V; // AlignedLoss
   };
   OwnLoss& of_batch(const data::Batch& batch) {
     return teachers_.at(static_cast<size_t>(batch.teacher_number));
@@ -101,11 +105,11 @@ class MicroBatchRunner {
 
   // The teacher's predictions with the targets. Their gathered weights stay until run_head gives them back.
   std::vector<Prediction> predict(const data::Batch& batch, const sharding::TokenBatch& tokens);
-  // The loss head over each prediction's tokens, of the student's hidden states [N, H]. Returns metrics_MN of all
-  // tokens.
+  // The loss head over each prediction's tokens, of the student's hidden states [N, H], whose numbers are added to the
+  // sums_M of its teacher. Returns metrics_MN of all tokens.
   at::Tensor run_head(
-      Teacher& teacher, std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
-      losses::LinearHeadGrads* grads);
+      OwnLoss& own, std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
+      losses::LinearHeadGrads* grads, at::Tensor sums_M);
   // The head with gradients: adds to the sums and to the lm_head's gradient, and returns the gradient of the hidden
   // states.
   at::Tensor head_with_gradients(
@@ -125,6 +129,6 @@ class MicroBatchRunner {
 };
 
 // Waits for the device and copies the sums of each teacher to the host.
-std::vector<std::array<double, losses::kNumTokenMetrics>> sums_to_host(const at::Tensor& sums_TM);
+std::vector<std::array<double, metrics::kNumSums>> sums_to_host(const at::Tensor& sums_TM);
 
 } // namespace distill::trainer

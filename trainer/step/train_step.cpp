@@ -9,7 +9,7 @@ namespace distill::trainer {
 namespace {
 
 // The numbers of a step that the host reads, fp64: these, then models::RouterSum of a student with experts, then for
-// each teacher the sums of the token metrics and the number of valid tokens. All but kChangedUnit are summed over
+// each teacher metrics::kNumSums and the number of valid tokens. All but kChangedUnit are summed over
 // ranks.
 enum StepNumber : int64_t {
   kGradNormSquare,
@@ -19,7 +19,7 @@ enum StepNumber : int64_t {
   kChangedUnit = kFloat8 + models::kFloat8Operands * models::kFloat8Counts, // SlotChecks::failed_unit()
   kStepNumbers
 };
-constexpr int64_t kTeacherNumbers = losses::kNumTokenMetrics + 1;
+constexpr int64_t kTeacherNumbers = metrics::kNumSums + 1;
 
 metrics::Float8Losses float8_losses(const std::vector<double>& numbers) {
   metrics::Float8Losses losses;
@@ -144,12 +144,11 @@ at::Tensor TrainStep::run(const GlobalBatch& batch, const Options& options) {
   }
   accumulate_gradients(
       batch,
-      {.metrics_TM = of_teachers.narrow(1, 0, losses::kNumTokenMetrics),
+      {.metrics_TM = of_teachers.narrow(1, 0, metrics::kNumSums),
        .routers = numbers.narrow(0, kStepNumbers, router_sums),
        .step = options.step});
   for (const data::Batch& micro_batch : batch.micro_batches) {
-    of_teachers[micro_batch.teacher_number][losses::kNumTokenMetrics].add_(
-        static_cast<double>(micro_batch.valid_tokens));
+    of_teachers[micro_batch.teacher_number][metrics::kNumSums].add_(static_cast<double>(micro_batch.valid_tokens));
   }
   micro_.begin(metrics::Phase::kOptimizer);
   reduce_gradients(options.more);
@@ -197,13 +196,11 @@ std::optional<TrainStep::Results> TrainStep::results(bool all) {
   std::vector<metrics::TeacherSums> of_teachers;
   for (int64_t i = 0; i < micro_.teachers(); ++i) {
     const auto from = numbers->begin() + kStepNumbers + router_sums + i * kTeacherNumbers;
-    metrics::TeacherSums& own = of_teachers.emplace_back();
-    std::copy_n(from, own.sums.size(), own.sums.begin());
-    own.valid_tokens = static_cast<int64_t>(from[losses::kNumTokenMetrics]);
-    own.quality = micro_.training_quality(i);
+    of_teachers.push_back(metrics::teacher_sums(
+        absl::MakeConstSpan(&*from, metrics::kNumSums), static_cast<int64_t>(from[metrics::kNumSums]),
+        micro_.training_quality(i)));
   }
-  done.record.means =
-      metrics::loss_means(metrics::sum_of(of_teachers), done.record.means.valid_tokens, done.record.means.quality);
+  done.record.means = metrics::loss_means(of_teachers, done.record.means.valid_tokens, done.record.means.quality);
   done.record.teachers = metrics::means_of_teachers(config_.teacher_names(), of_teachers);
   done.record.grad_norm = std::sqrt((*numbers)[kGradNormSquare]);
   const bool finite = std::isfinite(static_cast<float>(done.record.grad_norm)); // as found_inf on the device

@@ -34,7 +34,7 @@ std::unique_ptr<Teacher> make_teacher(
   }
   if (!teacher.spec.rows()) {
     return std::make_unique<RunningTeacher>(
-        config, *teacher.weights.front(), teacher.spec.vocabulary().columns, std::move(block));
+        config, *teacher.weights.front(), teacher.spec.vocabulary(), std::move(block));
   }
   if (teacher.weights.empty()) {
     return std::make_unique<CachedTokenTeacher>(*teacher.spec.rows());

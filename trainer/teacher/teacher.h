@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "data/batch.h"
@@ -19,10 +20,21 @@ struct WholeModel {
   const std::vector<models::RopeTable>& ropes;
 };
 
+// What a teacher with a tokenizer of its own gives beside: where the pieces of the batch are (data::AlignedPieces), and
+// how probable they are. N, P, Z, of which the first S are spans.
+struct AlignedPrediction {
+  at::Tensor rows_P, pieces_P; // int64: the student's tokens that predict those of the pieces, and their pieces
+  at::Tensor first_rows_Z; // int64: the token that predicts a piece's first one, where the distributions are compared
+  at::Tensor log_probs_Z; // fp64: the teacher's log-probability of a piece, over all of its tokens
+  at::Tensor lse_Z; // of all of the teacher's logits there, at T = 1
+  int64_t pieces = 0, spans = 0, span_tokens = 0; // Z, S, and how many of P are of spans
+};
+
 // What a teacher gives the loss head for consecutive tokens of a micro-batch.
 struct Prediction {
   int64_t tokens = 0; // how many
   losses::LinearHeadInputs head; // the teacher's members, and valid_tokens where it is known of these tokens
+  std::optional<AlignedPrediction> aligned;
 };
 
 // Of all tokens of the batch; the teacher's members are not set.

@@ -41,6 +41,10 @@ void TeacherSpec::add_shapes(int64_t tokens, at::ScalarType dtype, losses::Linea
     head.teacher_hidden_NG = meta({tokens, model_.config.hidden_size}, dtype);
     head.teacher_weight_VG = meta({model_.config.vocab_size, model_.config.hidden_size}, dtype);
     head.columns = vocabulary_.columns;
+    if (vocabulary_.aligned) { // rows that are no columns
+      head.bias_V = meta({head.weight_VH.size(0)}, head.hidden_NH.scalar_type());
+      head.teacher_bias_V = meta({model_.config.vocab_size}, dtype);
+    }
   } else if (rows_) {
     teacher_cache::give_teacher(*rows_, meta({tokens, row_bytes()}, at::kByte), head);
   }

@@ -16,8 +16,8 @@ sharding::TokenBatch teacher_token_batch(const data::Batch& batch, at::Device de
 // These rows.
 int64_t rows_if_beyond(const config::Config& config, const models::ModelConfig& teacher);
 // Returns the targets [N] of the teacher's tokens on the host: for each token of its own from which it predicts a
-// target of the student, that target; kIgnoreIndex for all others. Without tokens of its own they are the student's
-// targets.
+// target of the student, that target; kIgnoreIndex for all others. Of a teacher with a tokenizer of its own they are
+// the tokens of the pieces. Without tokens of its own they are the student's targets.
 at::Tensor teacher_targets(const data::Batch& batch);
 
 // Which of the batch's tokens are no padding. Batches that were not read from data have no padding.

@@ -66,7 +66,7 @@ TEST(StepLine, TheMemoryOfAProcessAndThatOfTensorsHaveOtherNames) {
 
 TEST(StepLine, AStepWithoutATargetHasNoNumbers) {
   auto r = record();
-  r.means = loss_means({}, 0, {});
+  r.means = loss_means(std::array<double, losses::kNumTokenMetrics>{}, 0, {});
   r.empty_steps = 2;
   EXPECT_THAT(
       step_line(r),
@@ -102,7 +102,11 @@ TEST(StepFields, WiderLinesHaveAllThatNarrowerOnesHave) {
 
 TEST(EvalLine, WithoutATargetHasNoNumbers) {
   EXPECT_EQ(
-      eval_line(3, loss_means({}, 0, losses::available_metrics(losses::TeacherKind::kNone, {}))),
+      eval_line(
+          3,
+          loss_means(
+              std::array<double, losses::kNumTokenMetrics>{}, 0,
+              losses::available_metrics(losses::TeacherKind::kNone, {}))),
       "eval after step 3  loss -  ce -  (0 tokens)");
 }
 

@@ -92,7 +92,7 @@ TEST(StepJson, GathersAreThereWhereUnitsAreGathered) {
 
 TEST(StepJson, AStepWithoutATargetHasNoPointOnAnyCurve) {
   auto r = record();
-  r.means = loss_means({}, 0, {});
+  r.means = loss_means(std::array<double, losses::kNumTokenMetrics>{}, 0, {});
   r.grad_norm = 0;
   r.empty_steps = 3;
   const auto json = step_json(r);

@@ -11,7 +11,7 @@ struct SpanOptions {
   double weight = 1.0; // of a span's loss, beside the divergence of one position; 0: spans are not compared
   // Whether distributions are compared where a span begins, too: there the two models expect tokens of other lengths.
   bool starts = false;
-  double temperature = 1.0; // the likelihoods are taken to the power 1 / temperature, and the loss times it
+  double temperature = 100.0; // the likelihoods are taken to the power 1 / temperature, and the loss times it
 };
 
 struct SpanLoss {

@@ -89,7 +89,7 @@ PROFILES = {
         shape(2, 64, 4, 2, 192),
         shape(3, 128, 4, 2, 384),
         teacher_steps=700,
-        steps=150,
+        steps=600,
         batch=8,
         teacher_batch=16,
         lrs=(4e-3,),
@@ -118,8 +118,8 @@ ROWS = {  # (title, the teacher's tokenizer, loss)
     "labels": ("labels only", None, {"divergence": "none", "hard_weight": 1}),
     "starts": ("other tokenizer: all boundaries", "teacher", MIX | {"span_weight": 0, "span_starts": True}),
     "boundaries": ("other tokenizer: boundaries without span starts", "teacher", MIX | {"span_weight": 0}),
+    "spans_1": ("the same, and spans with loss.span_temperature 1", "teacher", MIX | {"span_temperature": 1}),
     "spans": ("the same, and spans", "teacher", MIX),
-    "spans_100": ("the same, loss.span_temperature 100", "teacher", MIX | {"span_temperature": 100}),
     "same": ("a teacher with the student's tokenizer", "student", MIX),
 }
 

@@ -27,7 +27,7 @@ def test_the_tiny_study_has_a_table_of_all_rows_and_continues(tmp_path):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "work/results.json").read_text())
-    assert set(results["rows"]) == {"labels", "starts", "boundaries", "spans", "spans_100", "same"}
+    assert set(results["rows"]) == {"labels", "starts", "boundaries", "spans", "spans_1", "same"}
     for row, records in results["rows"].items():
         assert len(records) == 1 and 1 < records[0]["nats_per_byte"] < 5.6, row
         assert ("boundary_share" in records[0]) == (row not in ("labels", "same"))

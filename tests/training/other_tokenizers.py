@@ -161,7 +161,7 @@ def document_losses(student, teacher, document, own, its, loss):
         counts["pieces"] += 1
         if is_span:
             own_log = sum(q[i - 1, tokens[i]] for i in range(begin, end))
-            sums["span"] += bernoulli(its_log, own_log, loss, loss.get("span_temperature", 1.0))
+            sums["span"] += bernoulli(its_log, own_log, loss, loss.get("span_temperature", 100.0))
             counts["spans"] += 1
             counts["span_tokens"] += end - begin
     soft = sums["soft"] + loss.get("span_weight", 1.0) * sums["span"]

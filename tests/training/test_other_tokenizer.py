@@ -15,7 +15,13 @@ PAIRS = {"<|im_end|>": "end of turn", "<|eot|>": "end of turn"}
 LOSSES = {
     "jsd": {"divergence": "jsd", "beta": 0.3, "hard_weight": 0.3, "soft_weight": 0.7},
     "kl_alone": {"divergence": "forward_kl", "hard_weight": 0.0, "temperature": 1.5, "span_temperature": 10.0},
-    "reverse": {"divergence": "reverse_kl", "hard_weight": 0.5, "span_weight": 2.0, "span_starts": True},
+    "reverse": {
+        "divergence": "reverse_kl",
+        "hard_weight": 0.5,
+        "span_weight": 2.0,
+        "span_starts": True,
+        "span_temperature": 1.0,
+    },
     "boundaries": {"divergence": "forward_kl", "hard_weight": 0.5, "span_weight": 0.0},
 }
 

@@ -77,6 +77,27 @@ IdsOfKeys by_key(const std::vector<KnownToken>& tokens) {
   return ids;
 }
 
+// Adds, for each token of one side alone, the student's id of the first token with which the other side writes it, if
+// both have that one. `other`: the other side's tokens; `own`: the student's.
+void add_ambiguous(
+    const std::vector<KnownToken>& tokens, const absl::flat_hash_set<int64_t>& shared, const IdsOfKeys& other,
+    const IdsOfKeys& own, absl::flat_hash_set<int64_t>& ambiguous) {
+  for (const KnownToken& token : tokens) {
+    if (shared.contains(token.id) || token.key[0] == 's') {
+      continue;
+    }
+    for (size_t length = token.key.size() - 1; length > 1; --length) {
+      const std::string_view begin = std::string_view(token.key).substr(0, length);
+      if (other.contains(begin)) {
+        if (const auto found = own.find(begin); found != own.end()) {
+          ambiguous.insert(found->second.front()->id);
+        }
+        break;
+      }
+    }
+  }
+}
+
 } // namespace
 
 absl::StatusOr<TokenPairs> read_token_pairs(
@@ -175,6 +196,13 @@ absl::StatusOr<TextAlignment> TextAlignment::make(
   std::sort(out.map_.shared.begin(), out.map_.shared.end(), [](const auto& a, const auto& b) {
     return a.student < b.student;
   });
+  absl::flat_hash_set<int64_t> ambiguous;
+  add_ambiguous(its, teacher_shared, of_student, of_student, ambiguous);
+  add_ambiguous(own, student_shared, of_teacher, of_student, ambiguous);
+  std::copy_if(ambiguous.begin(), ambiguous.end(), std::back_inserter(out.ambiguous_), [&](int64_t id) {
+    return student_shared.contains(id);
+  });
+  std::sort(out.ambiguous_.begin(), out.ambiguous_.end());
   for (const auto& [tokens, shared, only, side, tokenizer] :
        {std::tuple(&own, &student_shared, &out.map_.student_only, &out.student_, &student),
         std::tuple(&its, &teacher_shared, &out.map_.teacher_only, &out.teacher_, &teacher)}) {

@@ -35,6 +35,13 @@ class TextAlignment {
   const VocabularyMap& map() const {
     return map_;
   }
+  // Of the tokens of both, those that mean other texts in each, by the student's id, ascending. Where one vocabulary
+  // alone has a token, the other one writes its text as several, of which the first is about the longest token of its
+  // own with which that text begins: the probability of such a token has a part there that the other model gives to the
+  // longer one.
+  const std::vector<int64_t>& ambiguous() const {
+    return ambiguous_;
+  }
   const std::string& teacher_path() const {
     return teacher_path_;
   }
@@ -98,6 +105,7 @@ class TextAlignment {
 
   Side student_, teacher_;
   VocabularyMap map_;
+  std::vector<int64_t> ambiguous_;
   std::string student_path_, teacher_path_;
   base::Digest teacher_hash_{};
   std::vector<int64_t> teacher_rows_;

@@ -81,6 +81,14 @@ TEST_F(TextAlignmentTest, TokensOfTheSameBytesArePairsWhateverTheirSpelling) {
   EXPECT_EQ(found.map().moved, 2);
 }
 
+TEST_F(TextAlignmentTest, ATokenThatBeginsALongerOneOfOneSideAloneIsAmbiguous) {
+  // The teacher alone has "abcd", which the student writes as "abc" and "d"; the student alone has "bd", which the
+  // teacher writes as "b" and "d". "ab" and "d" begin neither.
+  const TextAlignment found = make(
+      byte_level({"a", "b", "d", "ab", "abc", "bd", "<x>"}), byte_level({"abcd", "abc", "ab", "d", "b", "a", "<xy>"}));
+  EXPECT_THAT(found.ambiguous(), ElementsAre(1, 4));
+}
+
 TEST_F(TextAlignmentTest, PiecesEndWhereBothHaveABoundary) {
   const TextAlignment found = make(byte_level({"a", "b", "c", "ab", "bc"}), byte_level({"c", "b", "a", "abc", "ab"}));
   // abc ab c a | as ab c, ab, c, a and abc, a b, c, a

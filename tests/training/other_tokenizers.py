@@ -123,6 +123,17 @@ def pieces_of(document, own, its):
     return pieces
 
 
+def ambiguous_keys(own, its):
+    """The tokens with which the longer ones begin that one vocabulary alone has, as the other one writes them."""
+    found = set()
+    for one, other in ((own, its), (its, own)):
+        keys = {key for key in other.keys.values() if isinstance(key, bytes)}
+        for key in one.keys.values():
+            if isinstance(key, bytes) and key not in keys:
+                found.add(next((key[:n] for n in range(len(key) - 1, 0, -1) if key[:n] in keys), None))
+    return found
+
+
 def bernoulli(p_log, q_log, loss, temperature):
     p, q = (torch.stack([(x / temperature).exp(), -torch.expm1(x / temperature)], -1).log() for x in (p_log, q_log))
     return temperature * reference_training.divergence(p, q, loss)
@@ -139,6 +150,7 @@ def document_losses(student, teacher, document, own, its, loss):
     hard = F.cross_entropy(logits[[i - 1 for i in targets]], tokens[targets], reduction="sum")
     by_key = {key: index for index, key in its.keys.items()}
     columns = [index for index in sorted(own.keys) if own.keys[index] in by_key]
+    columns = [index for index in columns if own.keys[index] not in ambiguous_keys(own, its)]
     its_columns = [by_key[own.keys[index]] for index in columns]
     sums = dict.fromkeys(("forward_kl", "reverse_kl", "agreement", "soft", "span", "teacher_ce", "dropped"), 0.0)
     counts = {"tokens": len(targets), "pieces": 0, "compared": 0, "spans": 0, "span_tokens": 0}

@@ -14,7 +14,7 @@ enum AlignmentSum : int64_t {
   kSpans, // pieces of more than one token on either side
   kSpanTokens, // the student's tokens in spans
   kSpanLoss, // over spans, unweighted
-  kDroppedMass, // the teacher's probability of tokens that the student lacks, where distributions are compared
+  kDroppedMass, // the teacher's probability of tokens that are no columns, where distributions are compared
   kNumAlignmentSums
 };
 

@@ -153,11 +153,15 @@ absl::StatusOr<Vocabulary> RunTokenizers::vocabulary(int64_t student_rows, int64
     return out;
   }
   const auto has_row = [](int64_t id, int64_t rows) { return rows == 0 || id < rows; };
+  const auto is_ambiguous = [&](int64_t student) {
+    return alignment != nullptr &&
+        std::binary_search(alignment->ambiguous().begin(), alignment->ambiguous().end(), student);
+  };
   std::vector<int64_t> columns; // the student's ids
   std::vector<int64_t> others = map->teacher_only; // the teacher's ids of all other tokens
   for (const auto& [student, teacher] : map->shared) {
     const bool is_column = has_row(student, student_rows) && has_row(teacher, teacher_rows) &&
-        (captured.empty() || contains(captured, student));
+        (captured.empty() || contains(captured, student)) && !is_ambiguous(student);
     (is_column ? columns : others).push_back(is_column ? student : teacher);
   }
   std::erase_if(others, [&](int64_t id) { return !has_row(id, teacher_rows); });
@@ -273,12 +277,13 @@ std::string RunTokenizers::text(const Vocabulary& vocabulary, int64_t student_ro
   if (vocabulary.aligned) {
     const auto own = static_cast<int64_t>(ids_below(student, student_rows, nothing).size());
     const auto its = static_cast<int64_t>(ids_below(teacher, teacher_rows, nothing).size());
-    const int64_t shared = columns - static_cast<int64_t>(vocabulary.excluded.size());
+    const auto shared = static_cast<int64_t>(map->shared.size());
     return absl::StrFormat(
-        "vocabulary: teacher.alignment bytes: %d tokens are the same bytes in both tokenizers, %.1f%% of the student's %d "
-        "and %.1f%% of the teacher's %d; where both have a boundary in the text, the loss compares the models' "
-        "distributions of these",
-        shared, 100.0 * static_cast<double>(shared) / static_cast<double>(own), own,
+        "vocabulary: teacher.alignment bytes: where both have a boundary in the text, the loss compares the models' "
+        "distributions of %d tokens that mean the same text in both, of %d that are the same bytes, which are %.1f%% of "
+        "the student's %d and %.1f%% of the teacher's %d",
+        columns - static_cast<int64_t>(vocabulary.excluded.size()), shared,
+        100.0 * static_cast<double>(shared) / static_cast<double>(own), own,
         100.0 * static_cast<double>(shared) / static_cast<double>(its), its);
   }
   const int64_t of_student = padding(student, student_rows);

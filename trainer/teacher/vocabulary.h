@@ -18,9 +18,9 @@ struct Vocabulary {
   // folder, -1: none. First the student's ids, then the teacher's other tokens. Empty: the rows are loaded as they are.
   std::vector<int64_t> rows;
   int64_t folder_rows = 0; // of the tables in the teacher's folder, where the rows are reordered
-  // Of a teacher with a tokenizer of its own (data/text_alignment.h), whose tokens are the student's where their bytes
-  // are: the rows within `columns`, which are then one range from 0 on, that are no columns; and the loaded rows that
-  // have no token. Its other tokens have rows among them.
+  // Of a teacher with a tokenizer of its own (data/text_alignment.h), whose tokens are the student's where they mean
+  // the same text: the rows within `columns`, which are then one range from 0 on, that are no columns; and the loaded
+  // rows that have no token. Its other tokens have rows among them.
   bool aligned = false;
   std::vector<int64_t> excluded, empty_rows;
   // Rows of the loaded lm_head that have a token, and are no column: the teacher's probability of these is dropped.

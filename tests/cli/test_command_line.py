@@ -61,7 +61,11 @@ def write_adapter(folder, base):
     (folder / "adapter_config.json").write_text(json.dumps(description))
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
+# tests/training/test_other_tokenizer.py has those whose models have two tokenizers.
+EXAMPLES = [path for path in (ROOT / "configs").glob("*.yaml") if "alignment: bytes" not in path.read_text()]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES))
 def test_example_configs_pass_a_dry_run_on_tiny_models(distill, name, place):
     config = ROOT / "configs" / name
     rounds = ("onpolicy.prompts=train", "onpolicy.max_new_tokens=8", "onpolicy.completions=0")

@@ -120,7 +120,7 @@ def test_several_workers_and_a_continued_conversion_list_the_same(tmp_path, mode
     run = [sys.executable, SCRIPT, "--tokenizer", model, "--output", tmp_path / "out", "--workers", "2", source]
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         logs = tmp_path / "out" / ".tokenize"
-        while process.poll() is None and sum(log.stat().st_size for log in logs.glob("log-*[0-9]")) < 100_000:
+        while process.poll() is None and sum(log.stat().st_size for log in logs.glob("log-*[0-9]")) < 20_000:
             pass
         process.send_signal(signal.SIGKILL)
         process.communicate()

@@ -232,6 +232,25 @@ def test_the_plan_and_bf16_know_the_pieces(tmp_path, pair, texts):
     assert plan
 
 
+@pytest.mark.parametrize("example", ["qwen3_from_llama3.yaml"])
+def test_the_example_passes_a_dry_run_on_tiny_models(tmp_path, example):
+    text = (tiny.REPOSITORY / "docs" / "data.md").read_text()
+    own, its = (
+        other_tokenizers.with_model(
+            other_tokenizers.make_tokenizer(tmp_path / name, [text], vocab, [end_of_text]), "llama", 1
+        )
+        for name, vocab, end_of_text in (("student", 330, "<|endoftext|>"), ("teacher", 400, "<|end_of_text|>"))
+    )
+    records = [{"text": one} for one in text.split("\n\n")]
+    shards, _ = other_tokenizers.tokenize(own, its, records, tmp_path / "texts", "--part-tokens", "32")
+    sets = [f"student.path={own}", f"teacher.path={its}", f"data.train={shards}", f"data.eval={shards}"]
+    sets += ["data.seq_len=32", "data.teacher_seq_len=32", "train.device=cpu", f"run.dir={tmp_path / 'run'}"]
+    config = tiny.REPOSITORY / "configs" / example
+    assert "alignment: bytes" in config.read_text()
+    tiny.distill("--config", config, "--dry-run", *(part for one in sets for part in ("--set", one)))
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_does_not_fit_is_refused(tmp_path, pair, texts, chats):
     def refused(name, says, shard=texts, **sections):
         tiny.expect_refused(tmp_path / name, config_of(tmp_path / name, pair, shard, **sections), [says])

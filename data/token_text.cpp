@@ -156,7 +156,8 @@ struct TokenText::Run {
     for (const Chunk& chunk : chunks) {
       all.append(chunk);
     }
-    chunks.assign(1, std::move(all));
+    chunks.clear();
+    chunks.push_back(std::move(all));
   }
 
   // A chunk with a character outside the alphabet stands for itself. What is not UTF-8 in the end becomes U+FFFD. After

@@ -150,6 +150,7 @@ class Study:
         self.args, self.profile, self.work = args, PROFILES[args.profile], args.work
         self.program = args.program.resolve()
         self.stopped = threading.Event()
+        self.making_models = threading.Lock()
 
     def call(self, *command, **variables):
         threads = str(self.args.threads)
@@ -245,29 +246,30 @@ class Study:
 
     def model(self, kind, tokenizer):
         """The folder of a model without weights."""
-        folder = self.work / "models" / f"{kind}-{tokenizer}"
-        if not folder.exists():
-            files = self.tokenizer(tokenizer)
-            described = getattr(self.profile, kind) | {
-                "architectures": ["LlamaForCausalLM"],
-                "model_type": "llama",
-                "vocab_size": json.loads((files / "tokenizer.json").read_text())["model"]["vocab"].__len__(),
-                "max_position_embeddings": self.profile.seq_len,
-                "rms_norm_eps": 1e-5,
-                "rope_theta": 10000.0,
-                "hidden_act": "silu",
-                "tie_word_embeddings": True,
-                "attention_bias": False,
-                "mlp_bias": False,
-                "initializer_range": 0.02,
-                "torch_dtype": "float32",
-                "bos_token_id": 1,
-                "eos_token_id": 0,
-            }
-            folder.mkdir(parents=True)
-            (folder / "config.json").write_text(json.dumps(described))
-            for path in files.iterdir():
-                (folder / path.name).write_bytes(path.read_bytes())
+        with self.making_models:  # several students have one folder
+            folder = self.work / "models" / f"{kind}-{tokenizer}"
+            if not folder.exists():
+                files = self.tokenizer(tokenizer)
+                described = getattr(self.profile, kind) | {
+                    "architectures": ["LlamaForCausalLM"],
+                    "model_type": "llama",
+                    "vocab_size": json.loads((files / "tokenizer.json").read_text())["model"]["vocab"].__len__(),
+                    "max_position_embeddings": self.profile.seq_len,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 10000.0,
+                    "hidden_act": "silu",
+                    "tie_word_embeddings": True,
+                    "attention_bias": False,
+                    "mlp_bias": False,
+                    "initializer_range": 0.02,
+                    "torch_dtype": "float32",
+                    "bos_token_id": 1,
+                    "eos_token_id": 0,
+                }
+                folder.mkdir(parents=True)
+                (folder / "config.json").write_text(json.dumps(described))
+                for path in files.iterdir():
+                    (folder / path.name).write_bytes(path.read_bytes())
         return folder
 
     # Runs

@@ -85,13 +85,11 @@ at::Tensor teacher_targets(const data::Batch& batch) {
   if (!batch.teacher) {
     return targets_N;
   }
-  const at::Tensor counts = targets_N.ne(losses::kIgnoreIndex);
-  if (batch.teacher->aligned) {
-    const data::AlignedPieces& pieces = *batch.teacher->aligned;
-    at::Tensor own_T = at::full({batch.teacher->tokens_BT.numel()}, losses::kIgnoreIndex, at::kLong);
-    return own_T.index_copy_(0, pieces.teacher_rows_Q, pieces.teacher_targets_Q);
-  }
   at::Tensor own_T = at::full({batch.teacher->tokens_BT.numel()}, losses::kIgnoreIndex, at::kLong);
+  if (const auto& pieces = batch.teacher->aligned) {
+    return own_T.index_copy_(0, pieces->teacher_rows_Q, pieces->teacher_targets_Q);
+  }
+  const at::Tensor counts = targets_N.ne(losses::kIgnoreIndex);
   own_T.index_put_({batch.teacher->rows_BS.flatten().masked_select(counts)}, targets_N.masked_select(counts));
   return own_T;
 }

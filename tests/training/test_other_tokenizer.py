@@ -228,8 +228,13 @@ def test_the_plan_and_bf16_know_the_pieces(tmp_path, pair, texts):
     steps, _ = tiny.read_metrics(tiny.train(tmp_path, config))
     exact, _ = tiny.read_metrics(tiny.train(tmp_path / "exact", config_of(tmp_path / "exact", pair, texts)))
     assert steps[0]["loss"] == pytest.approx(exact[0]["loss"], rel=0.02)
-    plan = json.loads(tiny.distill("plan", "--config", tiny.write_config(tmp_path, config), "--json").stdout)
-    assert plan
+    path = tiny.write_config(tmp_path, config)
+    done = tiny.distill("profile-memory", "--config", path, "--out", tmp_path / "profile", "--json", "--steps", "2")
+    report = json.loads(done.stdout)
+    # The plan has as many pieces as a batch can have, so that less may be needed; small vectors are not in it.
+    for phase in ("teacher", "forward", "head", "backward"):
+        planned, measured = (report[side]["phases"][phase]["peak"] for side in ("plan", "measured"))
+        assert measured - 120_000 <= planned <= 1.25 * measured, phase
 
 
 @pytest.mark.parametrize("example", ["qwen3_from_llama3.yaml"])

@@ -25,13 +25,13 @@ std::string teacher_length_warning(const config::Config& config, const Inputs& i
 
 // Empty unless student and teacher meet rarely.
 std::string boundaries_warning(const char* name, const std::shared_ptr<data::Dataset>& data) {
-  constexpr double kFew = 0.3; // of the student's tokens; usual pairs of tokenizers have 0.6 to 0.9
+  constexpr double kFew = 0.3; // of the student's tokens
   for (size_t i = 0; data != nullptr && i < data->stats().size(); ++i) {
     const auto& found = data->stats()[i].alignment;
     if (found && static_cast<double>(found->pieces) < kFew * static_cast<double>(found->tokens)) {
       return absl::StrFormat(
-          "%s: %s: student and teacher both have a boundary at %.1f%% of the student's tokens alone, so that the teacher "
-          "says little of the others (docs/vocabulary.md)",
+          "%s: %s: student and teacher both have a boundary at only %.1f%% of the student's tokens, so that the teacher "
+          "says little about the others (docs/vocabulary.md)",
           name, data->stats()[i].path,
           100 * static_cast<double>(found->pieces) / static_cast<double>(std::max<int64_t>(1, found->tokens)));
     }

@@ -42,6 +42,38 @@ __device__ __forceinline__ const float* gates_of(const DeltaChunkArgs& args, int
   return args.gates + (gate * args.value_heads + head) * args.tokens + n;
 }
 
+// What a block of the sequential kernels has: kStateColumns columns of the states of a value head, over one segment.
+struct StateTask {
+  Segment segment;
+  int64_t head, key_head, column;
+  int width, chunks;
+
+  __device__ __forceinline__ explicit StateTask(const DeltaChunkArgs& args) {
+    const int64_t tiles = ceil_div<int64_t>(args.value_dim, kStateColumns), task = blockIdx.x / tiles;
+    head = task % args.value_heads;
+    key_head = head / (args.value_heads / args.key_heads);
+    segment = segment_of(args, task / args.value_heads);
+    column = blockIdx.x % tiles * kStateColumns;
+    width = static_cast<int>(min(args.value_dim - column, static_cast<int64_t>(kStateColumns)));
+    chunks = static_cast<int>(ceil_div(segment.length, kDeltaChunk));
+  }
+  __device__ __forceinline__ int64_t token(int chunk) const {
+    return segment.first + chunk * kDeltaChunk;
+  }
+  __device__ __forceinline__ int count(int chunk) const {
+    return static_cast<int>(min(segment.length - chunk * kDeltaChunk, kDeltaChunk));
+  }
+};
+
+// Begins to copy one gate of a chunk's tokens, zero beyond its count.
+__device__ __forceinline__ void load_gate(
+    float (&to)[kChunk], const DeltaChunkArgs& args, DeltaChunkGate gate, int64_t head, int64_t n, int count) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (t < kChunk) {
+    copy_word_async(&to[t], gates_of(args, gate, head, n) + (t < count ? t : 0), t < count);
+  }
+}
+
 // exp of a difference of sums of decays; those that are not of later by earlier tokens are not used, and are at most 1.
 __device__ __forceinline__ float decay_between(float later, float earlier) {
   return __expf(fminf(later - earlier, 0.0f));

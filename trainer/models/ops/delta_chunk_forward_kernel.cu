@@ -25,34 +25,26 @@ struct ForwardShared {
 // registers, 16 rows each. The first four warps compute w of a chunk, 16 tokens each, the others what its queries read.
 __global__ __launch_bounds__(kThreads, 1) void delta_chunk_forward(const __grid_constant__ DeltaChunkArgs args) {
   auto& shared = launched_shared<ForwardShared>();
-  const int64_t tiles = ceil_div<int64_t>(args.value_dim, kStateColumns), task = blockIdx.x / tiles;
-  const int64_t head = task % args.value_heads, key_head = head / (args.value_heads / args.key_heads);
-  const Segment segment = segment_of(args, task / args.value_heads);
-  const int64_t column = blockIdx.x % tiles * kStateColumns;
-  const int width = static_cast<int>(min(args.value_dim - column, static_cast<int64_t>(kStateColumns)));
-  const int key_dim = static_cast<int>(args.key_dim), chunks = static_cast<int>(ceil_div(segment.length, kDeltaChunk));
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, thread = static_cast<int>(threadIdx.x);
+  const StateTask task(args);
+  const int key_dim = static_cast<int>(args.key_dim);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const bool writes = warp < kChunk / 16;
   const int first = warp % (kChunk / 16) * 16; // of the warp's tokens
-  const auto count_of = [&](int c) { return static_cast<int>(min(segment.length - c * kDeltaChunk, kDeltaChunk)); };
   const auto fetch = [&](int c) {
-    if (c < chunks) {
+    if (c < task.chunks) {
       ForwardStage& stage = shared.stages[c % kStages];
-      const int64_t n = segment.first + c * kDeltaChunk;
-      const int count = count_of(c);
-      load_tile<kThreads>(stage.reads, const_head_rows(args, args.reads, n, head, key_dim), count, key_dim);
-      load_tile<kThreads>(stage.k, key_rows(args, n, key_head, 1), count, key_dim);
-      load_tile<kThreads>(stage.q, key_rows(args, n, key_head, 0), count, key_dim);
-      load_tile<kThreads>(stage.scores, const_head_rows(args, args.scores, n, head, kChunk), count, kChunk);
+      const int64_t n = task.token(c);
+      const int count = task.count(c);
+      load_tile<kThreads>(stage.reads, const_head_rows(args, args.reads, n, task.head, key_dim), count, key_dim);
+      load_tile<kThreads>(stage.k, key_rows(args, n, task.key_head, 1), count, key_dim);
+      load_tile<kThreads>(stage.q, key_rows(args, n, task.key_head, 0), count, key_dim);
+      load_tile<kThreads>(stage.scores, const_head_rows(args, args.scores, n, task.head, kChunk), count, kChunk);
       load_tile<kThreads>(
-          stage.values, const_head_rows(args, args.written, n, head, args.value_dim, column), count, width);
-      if (thread < kChunk) {
-        const bool inside = thread < count;
-        const int t = inside ? thread : 0;
-        copy_word_async(&stage.sums[thread], gates_of(args, kGateSum, head, n) + t, inside);
-        copy_word_async(&stage.write[thread], gates_of(args, kGateWrite, head, n) + t, inside);
-        copy_word_async(&stage.query[thread], gates_of(args, kGateQuery, head, n) + t, inside);
-      }
+          stage.values, const_head_rows(args, args.written, n, task.head, args.value_dim, task.column), count,
+          task.width);
+      load_gate(stage.sums, args, kGateSum, task.head, n, count);
+      load_gate(stage.write, args, kGateWrite, task.head, n, count);
+      load_gate(stage.query, args, kGateQuery, task.head, n, count);
     }
     commit_copies(); // a group for each chunk, also where it is empty
   };
@@ -62,13 +54,13 @@ __global__ __launch_bounds__(kThreads, 1) void delta_chunk_forward(const __grid_
   WarpSums<kStateColumns / 8> state, sums;
   state.clear();
   store_sums(state, shared.state, warp * 16, 0);
-  for (int c = 0; c < chunks; ++c) {
+  for (int c = 0; c < task.chunks; ++c) {
     wait_for_copies<kStages - 2>();
     __syncthreads(); // the chunk and the rounded state are there; the chunk before is done with
     fetch(c + kStages - 1);
     ForwardStage& stage = shared.stages[c % kStages];
-    const int64_t n = segment.first + c * kDeltaChunk;
-    const int count = count_of(c);
+    const int64_t n = task.token(c);
+    const int count = task.count(c);
     sums.clear();
     if (writes) {
       multiply<Stored::kAsRead, Stored::kAsRead>(sums, stage.reads, first, shared.state, 0, 0, kDim);
@@ -86,11 +78,13 @@ __global__ __launch_bounds__(kThreads, 1) void delta_chunk_forward(const __grid_
     __syncthreads(); // w is there, and the rounded state is read
     if (writes) {
       store_warp_rows(
-          shared.written, head_rows(args, args.written, n, head, args.value_dim, column), first, count, width);
+          shared.written, head_rows(args, args.written, n, task.head, args.value_dim, task.column), first, count,
+          task.width);
     } else {
       multiply<Stored::kAsRead, Stored::kAsRead>(sums, stage.scores, first, shared.written, 0, 0, first + 16);
       store_sums(sums, shared.out, first, 0);
-      store_warp_rows(shared.out, head_rows(args, args.out, n, head, args.value_dim, column), first, count, width);
+      store_warp_rows(
+          shared.out, head_rows(args, args.out, n, task.head, args.value_dim, task.column), first, count, task.width);
     }
     const float decay = expf(fminf(stage.sums[count - 1], 0.0f));
     state.scale_rows([&](int) { return decay; });

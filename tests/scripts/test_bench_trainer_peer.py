@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -250,6 +251,33 @@ def test_transformers_says_which_code_it_runs():
         assert module.startswith(package if installed else "transformers."), (name, module)
     with pytest.raises(RuntimeError, match="expected a wrapper with the variable `implementation`"):
         delta_kernels.implementation(delta_kernels.has_delta_rule)
+
+
+def test_compiled_blocks_call_the_kernels_of_a_delta_rule(monkeypatch):
+    traced = []
+
+    def kernel(x):
+        traced.append(torch.compiler.is_compiling() or torch.compiler.is_exporting())
+        return x + 1
+
+    def wrapper(implementation):  # as transformers' own: a reference in place of the kernel while it exports
+        return lambda x: x if torch.compiler.is_exporting() else implementation(x)
+
+    module = types.ModuleType("models_with_kernels")
+    model = type("Model", (), {"__module__": module.__name__})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in delta_kernels.KERNELS:
+        setattr(module, name, wrapper(kernel))
+    delta_kernels.leave_kernels_uncompiled(model())
+
+    @torch.compile(backend="eager")
+    def block(x):
+        for name in delta_kernels.KERNELS:
+            x = getattr(module, name)(2 * x)
+        return x
+
+    assert block(torch.ones(1)).item() == 7
+    assert traced == [False, False]
 
 
 def test_a_missing_gpu_is_an_error(monkeypatch):

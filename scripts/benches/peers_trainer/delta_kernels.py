@@ -48,16 +48,18 @@ def implementation(function):
     )
 
 
-def leave_convolution_uncompiled(causal):
-    """Keeps torch.compile out of causal-conv1d where the model calls it: dynamo refuses its operators' outputs.
+def leave_kernels_uncompiled(causal):
+    """Keeps torch.compile out of the kernels of a delta rule where the model calls them.
 
-    Left to itself, dynamo would try to compile each function on the way to them. flash-linear-attention does the same.
+    Dynamo refuses causal-conv1d's operators' outputs, and left to itself would try to compile each function on the way
+    to them. And within a compiled block transformers takes its own reference for the rule, even where it has found a
+    kernel: torch 2.11 traces `torch.compiler.is_exporting()`, which transformers 5.17 asks, as true.
     """
     module = sys.modules[type(causal).__module__]
-    name = "causal_conv1d_fn"
-    function = getattr(module, name, None)
-    if function is not None and not implementation(function).__module__.startswith("transformers."):
-        setattr(module, name, torch.compiler.disable(function))
+    for name in KERNELS:
+        function = getattr(module, name, None)
+        if function is not None and not implementation(function).__module__.startswith("transformers."):
+            setattr(module, name, torch.compiler.disable(function))
 
 
 def missing_kernels(functions):

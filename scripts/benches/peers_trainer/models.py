@@ -10,7 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import bench_inputs
-from peers_trainer.delta_kernels import leave_convolution_uncompiled
+from peers_trainer.delta_kernels import leave_kernels_uncompiled
 
 STUDENT_SEED, TEACHER_SEED = 1, 2  # of the random weights
 ZERO_CENTRED_NORMS = ("Gemma3RMSNorm", "Qwen3_5RMSNorm")  # classes that multiply by 1 + weight
@@ -114,7 +114,7 @@ def use_float8(causal, recipe):
 
 def compile_blocks(causal):
     """torch.compile of each block, in place, inside its checkpointing."""
-    leave_convolution_uncompiled(causal)
+    leave_kernels_uncompiled(causal)
     for block in causal.model.layers:
         block.compile()
 

@@ -1,0 +1,1 @@
+"""Parts of scripts/studies/baby_llama.py."""

@@ -75,11 +75,12 @@ def blimp(args):
     names = [path.stem for path in sorted((args.work / "results").glob("*.json"))]
     left = [name for name in names if not (args.work / "blimp" / f"{name}.json").exists()]
     read = data.read_pairs(args.inputs / "pairs.jsonl.xz")
+    sentences = pairs.prepared(args.inputs / "tokenizer/tokenizer.json", read) if left else {}
     devices = [f"cuda:{one}" for one in range(torch.cuda.device_count())] or ["cpu"]
 
     def one(index_and_name):
         index, name = index_and_name
-        found = pairs.measure(args.work / "runs" / name / "model", read, devices[index % len(devices)])
+        found = pairs.measure(args.work / "runs" / name / "model", read, sentences, devices[index % len(devices)])
         (args.work / "blimp" / f"{name}.json").write_text(json.dumps(found, indent=1))
         print(
             f"{name}: {found['line']['kept']['paradigms']:.2f} % (after a newline), "

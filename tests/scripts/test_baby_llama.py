@@ -138,7 +138,7 @@ def test_a_sentence_has_the_likelihood_that_the_model_alone_gives_it(folders):
         ids = pairs.encoded(folder / "tokenizer.json", sentences, context)
         vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
         assert all(one[0] == vocabulary[first] for one in ids)
-        sums = pairs.log_likelihoods(model, ids, "cpu")
+        sums = pairs.log_likelihoods(model, pairs.Padded(ids), "cpu")
         for one, found in zip(ids, sums, strict=True):
             logits = model.double()(input_ids=torch.tensor([one])).logits[0]
             expected = sum(logits[at].log_softmax(0)[one[at + 1]].item() for at in range(len(one) - 1))

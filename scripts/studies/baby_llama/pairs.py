@@ -1,6 +1,5 @@
 """BLiMP: how often a model finds the acceptable sentence of a minimal pair more probable than the other one."""
 
-import json
 import statistics
 from collections import defaultdict
 
@@ -22,29 +21,33 @@ def encoded(path, sentences, context):
     return [[first, *one.ids] for one in tokenizer.encode_batch(sentences)]
 
 
+class Padded:
+    """Sequences of ids, the shortest first, with zeros after their ends."""
+
+    def __init__(self, sequences):
+        lengths = torch.tensor([len(one) for one in sequences])
+        self.order = lengths.argsort()
+        self.lengths = lengths[self.order]
+        self.ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
+        within = torch.arange(self.ids.shape[1]) < self.lengths[:, None]
+        self.ids[within] = torch.tensor([id for index in self.order.tolist() for id in sequences[index]])
+
+
 @torch.no_grad()
-def log_likelihoods(model, sequences, device):
-    """The sum of the log-probabilities of each sequence's tokens but its first, in float32."""
-    order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
-    sums, begin = [0.0] * len(sequences), 0
-    while begin < len(order):
-        longest = len(sequences[order[min(begin + BATCH_TOKENS // 64, len(order)) - 1]])
-        chosen = order[begin : begin + max(1, BATCH_TOKENS // longest)]
-        begin += len(chosen)
-        longest = max(len(sequences[index]) for index in chosen)
-        ids = torch.zeros(len(chosen), longest, dtype=torch.long)
-        real = torch.zeros(len(chosen), longest - 1, dtype=torch.bool)
-        for row, index in enumerate(chosen):
-            ids[row, : len(sequences[index])] = torch.tensor(sequences[index])
-            real[row, : len(sequences[index]) - 1] = True
-        ids, real = ids.to(device), real.to(device)
-        # Padding is at the end, which a causal model does not see from the tokens before it.
+def log_likelihoods(model, padded, device):
+    """The sum of the log-probabilities of each sequence's tokens but its first, in float32, in the sequences' order."""
+    sums, begin = torch.zeros(len(padded.order)), 0
+    while begin < len(sums):
+        end = begin + max(1, BATCH_TOKENS // int(padded.lengths[begin]))
+        lengths = padded.lengths[begin:end].to(device)
+        ids = padded.ids[begin:end, : int(lengths[-1])].to(device)
+        # A causal model does not see the zeros, which are at the end, from the tokens before them.
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        chosen_logits = logits.gather(2, ids[:, 1:, None])[..., 0]
-        values = (chosen_logits - logits.logsumexp(2)) * real
-        for index, value in zip(chosen, values.sum(1).tolist(), strict=True):
-            sums[index] = value
-    return sums
+        values = logits.gather(2, ids[:, 1:, None])[..., 0] - logits.logsumexp(2)
+        real = torch.arange(1, ids.shape[1], device=device) < lengths[:, None]
+        sums[padded.order[begin:end]] = (values * real).sum(1).cpu()
+        begin = end
+    return sums.tolist()
 
 
 def accuracies(pairs, right):
@@ -62,19 +65,24 @@ def accuracies(pairs, right):
     }
 
 
-def measure(folder, pairs, device):
+def prepared(path, pairs):
+    """{context: the good sentences of all pairs, then the bad ones} in the ids of a tokenizer.json."""
+    sentences = [pair[which] for which in ("good", "bad") for pair in pairs]
+    return {context: Padded(encoded(path, sentences, context)) for context in ("line", "mark")}
+
+
+def measure(folder, pairs, sentences, device):
     """{context: {"kept": accuracies of the pairs that the challenge kept, "all": of all}} of a model folder."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
-    sentences = [pair[which] for which in ("good", "bad") for pair in pairs]
     found = {}
-    for context in ("line", "mark"):
-        sums = log_likelihoods(model, encoded(folder / "tokenizer.json", sentences, context), device)
+    for context, padded in sentences.items():
+        sums = log_likelihoods(model, padded, device)
         right = [good > bad for good, bad in zip(sums[: len(pairs)], sums[len(pairs) :], strict=True)]
         kept = [index for index, pair in enumerate(pairs) if pair["kept"]]
         found[context] = {
             "kept": accuracies([pairs[index] for index in kept], [right[index] for index in kept]),
             "all": accuracies(pairs, right),
         }
-    return json.loads(json.dumps(found))
+    return found

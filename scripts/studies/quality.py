@@ -26,6 +26,7 @@ COMMANDS = {
     "several": ("several", "add_arguments", "main"),
     "privileged-data": ("privileged", "add_data_arguments", "make_data"),
     "privileged": ("privileged", "add_arguments", "main"),
+    "experts": ("experts", "add_arguments", "main"),
 }
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shared.command_line import fail
 
-from . import privileged, several
+from . import experts, privileged, several
 from .calibration import PARSE_KEY
 from .cells import NONE, markdown, number, percent
 from .results import Figures, differences, mean, read
@@ -240,6 +240,43 @@ def table_privileged(figures):
     return markdown(head, rows)
 
 
+def table_experts(figures):
+    """Students with fewer experts, as pruned and trained, and their teacher."""
+
+    def cells(results, load):
+        found = [
+            number([result["tests"][kind][metric] for result in results], 3)
+            for metric in ("forward_kl", "hard")
+            for kind in KINDS
+        ]
+        found += [percent([weighted(result, "agreement") for result in results])]
+        return found + [number(load, 2)]
+
+    def loads(results):
+        return [result["routers"]["load"] for result in results]
+
+    rows = []
+    for student, names in (figures.study.experts or {}).get("cases", {}).items():
+        title = experts.TITLES[student]
+        if before := of_purpose(figures, "experts_model", model=student):
+            rows.append([title, "before training", NONE, NONE, *cells(before, [])])
+            title = ""
+        for name in names:
+            if results := of_purpose(figures, "experts", student=student, row=name):
+                head = [title, figures.study.rows[name].title, f"{results[0]['lr']:g}", str(len(results))]
+                rows.append([*head, *cells(results, loads(results))])
+                title = ""
+    for model, title, load in (
+        ("teacher", "the teacher; its KL is to the dense model", loads(of_purpose(figures, "experts_teacher"))),
+        ("upcycled", "the mixture before it was trained; likewise", []),
+    ):
+        if results := of_purpose(figures, "experts_model", model=model):
+            rows.append([title, NONE, NONE, NONE, *cells(results, load)])
+    head = ["model", "row", "learning rate", "seeds", *[f"KL, {kind}" for kind in KINDS]]
+    head += [*[f"cross-entropy, {kind}" for kind in KINDS], "agreement, %", "busiest expert"]
+    return markdown(head, rows, left=2)
+
+
 HEAD_ROWS = ("labels", "forward_kl", "reverse_kl", "jsd_05", "mix_50", "float8")
 TABLES = {
     "head": table_head,
@@ -251,6 +288,7 @@ TABLES = {
     "tokens": table_tokens,
     "several": table_several,
     "privileged": table_privileged,
+    "experts": table_experts,
 }
 
 

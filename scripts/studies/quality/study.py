@@ -12,7 +12,7 @@ TABLE = Path(__file__).parent / "study.yaml"
 PROFILE_KEYS = {"device", "dtype", "seq_len", "batch", "tokens", "search_tokens", "shards", "lrs", "seeds"}
 PROFILE_KEYS |= {"evaluations", "prompts", "cases"}
 PROFILE_OPTIONS = {"eval_batches": 0, "scaling": None, "speed": None, "second": None}
-PROFILE_OPTIONS |= {"several": None, "privileged": None}
+PROFILE_OPTIONS |= {"several": None, "privileged": None, "experts": None}
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,15 @@ import json
 import lzma
 import os
 import statistics
-import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from shared import runs
 from shared.command_line import argument_parser, at_least, fail
 from token_shards import shard_file
 
@@ -113,6 +112,13 @@ PROFILES = {
     ),
 }
 
+CONFIG = {  # of every run
+    "data": {"packing": "pack"},
+    "optimizer": {"beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "max_grad_norm": 1.0},
+    "scheduler": {"type": "cosine", "min_lr_ratio": 0.1},
+}
+TEACHER_SEED = 7
+LAST_STEP = ("boundary_share", "span_share", "span_loss", "teacher_dropped_mass", "forward_kl", "soft")  # in a result
 MIX = {"divergence": "forward_kl", "hard_weight": 0.5, "soft_weight": 0.5}
 ROWS = {  # (title, the teacher's tokenizer, loss)
     "labels": ("labels only", None, {"divergence": "none", "hard_weight": 1}),
@@ -145,21 +151,11 @@ def make_text(args):
     print(f"{args.output}: {len(chosen)} documents, {size / 1e6:.1f} of {total / 1e6:.1f} MB, {len(held_out)} held out")
 
 
-class Study:
+class Study(runs.Runner):
     def __init__(self, args):
-        self.args, self.profile, self.work = args, PROFILES[args.profile], args.work
-        self.program = args.program.resolve()
-        self.stopped = threading.Event()
+        super().__init__(args, PROFILES[args.profile], args.work / "runs", args.work / "results")
+        self.args, self.work = args, args.work
         self.making_models = threading.Lock()
-
-    def call(self, *command, **variables):
-        threads = str(self.args.threads)
-        environment = os.environ | {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"} | variables
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
-        if done.returncode != 0:
-            end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-            raise RuntimeError(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{end}")
-        return done.stdout
 
     # Inputs
 
@@ -244,7 +240,7 @@ class Study:
             shard.write(output / "shard-00000.dtok")
         return output
 
-    def model(self, kind, tokenizer):
+    def described(self, kind, tokenizer):
         """The folder of a model without weights."""
         with self.making_models:  # several students have one folder
             folder = self.work / "models" / f"{kind}-{tokenizer}"
@@ -274,117 +270,87 @@ class Study:
 
     # Runs
 
-    def train(self, name, config, eval_data):
-        """Trains once and returns {"nats_per_byte": ..., and of the last step of training}."""
-        result = self.work / "results" / f"{name}.json"
-        if result.exists():
-            return json.loads(result.read_text())
-        if self.stopped.is_set():
-            raise RuntimeError(f"{name}: not begun, since another run failed")
-        began = time.time()
-        run = self.work / "runs" / name
-        config["run"] = {"dir": str(run), "progress": "none"}
-        path = self.work / "runs" / f"{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(config, indent=1))
-        self.call(self.program, "--config", path, *(["--resume"] if (run / "checkpoints").exists() else []))
-        seconds = time.time() - began
-        measured = {
-            "student": {"path": str(run / "model")},
-            "data": {"eval": [{"path": str(eval_data)}], "seq_len": self.profile.seq_len},
-            "train": {"device": self.profile.device, "dtype": self.profile.dtype, "micro_batch_size": 16},
-        }
-        measured_path = self.work / "runs" / f"{name}-eval.json"
-        measured_path.write_text(json.dumps(measured))
-        found = json.loads(self.call(self.program, "eval", "--config", measured_path, "--json"))
-        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        last = [step for step in steps if "eval" not in step][-1]
-        record = {
+    def measured(self, name, steps, keys, eval_data):
+        """Trains a model, and returns its nats for each byte of held-out text, and figures of the last step."""
+        keys = runs.settings(self.profile, steps, self.runs / name) | {"student.init": "random"} | keys
+        records, _, seconds = self.train(name, runs.merged(CONFIG, keys))
+        found = self.evaluate(self.model(name), eval_data)
+        last = {one: records[-1][one] for one in LAST_STEP if records[-1].get(one) is not None}
+        return {
             "name": name,
             "nats_per_byte": found["hard"] * found["valid_tokens"] / self.bytes,
             "hard": found["hard"],
             "valid_tokens": found["valid_tokens"],
             "bytes": self.bytes,
             "seconds": seconds,
-            "tokens_per_second": statistics.median(s["tokens_per_second"] for s in steps if "eval" not in s),
-        }
-        names = ("boundary_share", "span_share", "span_loss", "teacher_dropped_mass", "forward_kl", "soft")
-        record |= {one: last[one] for one in names if last.get(one) is not None}
-        result.parent.mkdir(parents=True, exist_ok=True)
-        result.write_text(json.dumps(record, indent=1))
-        print(f"{name}: {record['nats_per_byte']:.4f} nats a byte, {seconds:.1f} s", flush=True)
-        return record
-
-    def config(self, steps, batch, lr, seed):
-        return {
-            "data": {"seq_len": self.profile.seq_len, "packing": "pack", "seed": seed},
-            "optimizer": {"lr": lr, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "max_grad_norm": 1.0},
-            "scheduler": {"type": "cosine", "min_lr_ratio": 0.1, "warmup_steps": max(1, steps // 20)},
-            "train": {
-                "steps": steps,
-                "micro_batch_size": min(batch, 32),
-                "global_batch_size": batch,
-                "device": self.profile.device,
-                "dtype": self.profile.dtype,
-                "seed": seed,
-            },
-        }
+            "tokens_per_second": statistics.median(record["tokens_per_second"] for record in records),
+        } | last
 
     def teacher(self, tokenizer):
         profile = self.profile
-        config = self.config(profile.teacher_steps, profile.teacher_batch, profile.teacher_lr, 7)
-        config["student"] = {"path": str(self.model("teacher", tokenizer)), "init": "random"}
-        config["data"]["train"] = [str(self.data[f"train-{tokenizer}"])]
-        config["loss"] = {"divergence": "none", "hard_weight": 1}
-        return self.train(f"teacher-{tokenizer}", config, self.data[f"eval-{tokenizer}"])
+        keys = {
+            "student.path": str(self.described("teacher", tokenizer)),
+            "data.train": [str(self.data[f"train-{tokenizer}"])],
+            "data.seed": TEACHER_SEED,
+            "train.seed": TEACHER_SEED,
+            "train.micro_batch_size": min(profile.teacher_batch, 32),
+            "train.global_batch_size": profile.teacher_batch,
+            "optimizer.lr": profile.teacher_lr,
+            "loss.divergence": "none",
+            "loss.hard_weight": 1,
+        }
+        return self.measured(f"teacher-{tokenizer}", profile.teacher_steps, keys, self.data[f"eval-{tokenizer}"])
 
-    def student(self, row, lr, seed, search=False):
+    def student(self, name, row, lr, seed, steps):
         _, tokenizer, loss = ROWS[row]
-        steps = max(1, self.profile.steps // 4) if search else self.profile.steps
-        config = self.config(steps, self.profile.batch, lr, seed)
-        config["student"] = {"path": str(self.model("student", "student")), "init": "random"}
-        config["data"]["train"] = [str(self.data["train-student" if tokenizer == "student" else "train"])]
-        config["loss"] = dict(loss)
+        keys = {
+            "student.path": str(self.described("student", "student")),
+            "data.train": [str(self.data["train-student" if tokenizer == "student" else "train"])],
+            "data.seed": seed,
+            "train.seed": seed,
+            "optimizer.lr": lr,
+        }
+        keys |= {f"loss.{key}": value for key, value in loss.items()}
         if tokenizer is not None:
-            config["teacher"] = {"path": str(self.work / "runs" / f"teacher-{tokenizer}" / "model")}
+            keys["teacher.path"] = str(self.model(f"teacher-{tokenizer}"))
         if tokenizer == "teacher":
-            config["teacher"]["alignment"] = "bytes"
-            config["data"]["teacher_seq_len"] = self.profile.seq_len
-        name = f"{'search-' if search else ''}{row}-lr{lr:g}-s{seed}"
-        return self.train(name, config, self.data["eval-student"])
+            keys |= {"teacher.alignment": "bytes", "data.teacher_seq_len": self.profile.seq_len}
+        return self.measured(name, steps, keys, self.data["eval-student"])
 
-    def all(self, jobs):
-        """The results of functions without arguments, some at a time."""
-        with ThreadPoolExecutor(self.args.jobs) as pool:
-            futures = [pool.submit(job) for job in jobs]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                self.stopped.set()
-                raise
+    def students(self, cells, steps, prefix=""):
+        """The results of students, {(row, learning rate, seed): result}."""
+        names = {cell: "{}{}-lr{:g}-s{}".format(prefix, *cell) for cell in cells}
+
+        def task(cell):
+            return lambda: self.student(names[cell], *cell, steps)
+
+        found = self.done({name: task(cell) for cell, name in names.items()})
+        return {cell: found[name] for cell, name in names.items()}
+
+    def done(self, tasks):
+        return self.do(tasks, lambda result: f"{result['nats_per_byte']:.4f} nats a byte, ")
 
     def run(self):
         began = time.time()
         self.inputs()
         print(f"inputs: {time.time() - began:.1f} s", flush=True)
-        teachers = self.all([lambda one=one: self.teacher(one) for one in ("student", "teacher")])
+        names = {one: f"teacher-{one}" for one in ("student", "teacher")}
+        found = self.done({name: lambda one=one: self.teacher(one) for one, name in names.items()})
+        teachers = {one: found[name] for one, name in names.items()}
         print(f"teachers: {time.time() - began:.1f} s", flush=True)
-        tries = [(row, lr) for row in ROWS for lr in self.profile.lrs]
-        best = dict.fromkeys(ROWS, self.profile.lrs[0])
-        if len(self.profile.lrs) > 1:
-            seed = self.profile.seeds[0]
-            found = self.all([lambda one=one: self.student(*one, seed, search=True) for one in tries])
+        profile, best = self.profile, dict.fromkeys(ROWS, self.profile.lrs[0])
+        if len(profile.lrs) > 1:
+            cells = [(row, lr, profile.seeds[0]) for row in ROWS for lr in profile.lrs]
+            found = self.students(cells, max(1, profile.steps // 4), "search-")
             for row in ROWS:
-                own = [(one["nats_per_byte"], lr) for one, (name, lr) in zip(found, tries) if name == row]
-                best[row] = min(own)[1]
+                best[row] = min((one["nats_per_byte"], lr) for (name, lr, _), one in found.items() if name == row)[1]
             print(f"search: {time.time() - began:.1f} s", flush=True)
-        cells = [(row, best[row], seed) for row in ROWS for seed in self.profile.seeds]
-        found = self.all([lambda one=one: self.student(*one) for one in cells])
+        found = self.students([(row, best[row], seed) for row in ROWS for seed in profile.seeds], profile.steps)
         results = {
             "profile": self.args.profile,
             "bytes": self.bytes,
-            "teachers": {one: record for one, record in zip(("student", "teacher"), teachers)},
-            "rows": {row: [r for r, (name, _, _) in zip(found, cells) if name == row] for row in ROWS},
+            "teachers": teachers,
+            "rows": {row: [one for (name, *_), one in found.items() if name == row] for row in ROWS},
             "lr": best,
         }
         (self.work / "results.json").write_text(json.dumps(results, indent=1))
@@ -426,13 +392,11 @@ def main():
     text.add_argument("--mb", type=float, default=24, help="megabytes to train on (default: 24)")
     run = commands.add_parser("run", help="trains and measures everything, and writes table.md and results.json")
     run.add_argument("--profile", choices=PROFILES, required=True)
-    run.add_argument("--program", type=Path, required=True, help="distill")
     run.add_argument("--text", type=Path, default=Path("work/other_tokenizer/text"), help="what `text` has written")
     run.add_argument(
         "--work", type=Path, default=Path("work/other_tokenizer"), help="folder for everything that is made"
     )
-    run.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time, on one device")
-    run.add_argument("--threads", type=at_least(1), default=1, help="of each run")
+    runs.add_arguments(run)
     run.add_argument("--workers", type=at_least(1), default=os.cpu_count(), help="processes that tokenise")
     args = parser.parse_args()
     if args.command == "text":
@@ -440,7 +404,7 @@ def main():
         return
     try:
         Study(args).run()
-    except RuntimeError as error:
+    except runs.RunFailed as error:
         fail(str(error))
 
 

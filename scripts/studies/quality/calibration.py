@@ -13,6 +13,7 @@ import json
 import sys
 from pathlib import Path
 
+from shared import runs
 from shared.text_model import load_text_model
 from token_shards import shard_file
 
@@ -40,8 +41,6 @@ def add_arguments(parser):
 
 def call(study, folders, model, device, threads, own_words=False):
     """The measures of a model, from a process of its own."""
-    from . import training
-
     script = Path(__file__).resolve().parents[1] / "quality.py"
     command = [sys.executable, script, "measure", "--model", model, "--data", folders.data("")]
     command += [
@@ -56,7 +55,7 @@ def call(study, folders, model, device, threads, own_words=False):
     ]
     command += ["--batch", study.batch, "--windows", study.eval_batches * study.batch, "--dtype", study.dtype]
     command += ["--teacher", folders.teacher] if own_words else []
-    return json.loads(training.call(command, device, threads).splitlines()[-1])
+    return json.loads(runs.call(command, device, threads).splitlines()[-1])
 
 
 def windows(folder, seq_len):

@@ -20,13 +20,14 @@ import numpy as np
 
 import prune_width
 from prune_layers import derived_lists
+from shared.runs import RunFailed, call, read_metrics
 from shared.text_model import text_fields
 from token_shards import shard_file
 
 from . import training
-from .parallel import Runner
-from .parallel import add_arguments as add_runner_arguments
 from .results import read
+from .small import SmallStudy
+from .small import add_arguments as add_runner_arguments
 from .sources import KINDS
 from .upcycle import upcycle
 
@@ -50,12 +51,12 @@ def routers(steps):
     return {name: training.short(float(np.mean([step[f"router_{name}"] for step in last]))) for name in ROUTERS}
 
 
-class Experts(Runner):
+class Experts(SmallStudy):
     def __init__(self, args):
         super().__init__(args)
         self.own = self.study.experts
         self.upcycled = self.folders.scratch / "experts" / "upcycled"
-        self.teacher = self.folders.run("experts-teacher") / "model"
+        self.teacher = self.model("experts-teacher")
 
     def count(self, student):
         """The number of a student's experts."""
@@ -72,7 +73,7 @@ class Experts(Runner):
         documents = [document for document in shard_file.read(path)[1] if len(document) >= length]
         wanted = self.own["text_tokens"] // length
         if len(documents) < wanted:
-            raise training.RunFailed(f"{path}: expected {wanted} documents of {length} tokens, found {len(documents)}")
+            raise RunFailed(f"{path}: expected {wanted} documents of {length} tokens, found {len(documents)}")
         chosen = documents[:: len(documents) // wanted][:wanted]
         starts = [(len(document) - length) // 2 for document in chosen]
         rows = [document[start : start + length] for document, start in zip(chosen, starts, strict=True)]
@@ -84,8 +85,8 @@ class Experts(Runner):
 
     def train_steps(self, name, steps, keys):
         """Trains, keeps the model, and returns the result with the routers' numbers."""
-        result = self.train(name, self.config(name, steps, keys), keep=True)
-        return result | {"routers": routers(training.read_metrics(self.folders.run(name))[0])}
+        result = self.trained(name, steps, keys, keep=True)
+        return result | {"routers": routers(read_metrics(self.folders.run(name))[0])}
 
     def shards(self):
         return [str(shard) for shard in training.token_shards(self.folders, self.study.shards)]
@@ -104,7 +105,7 @@ class Experts(Runner):
         return {"purpose": "experts_teacher"} | result
 
     def tests(self, model, teacher):
-        return {kind: self.evaluate(model, teacher, self.folders.data(f"test-{kind}")) for kind in KINDS}
+        return {kind: self.measured(model, teacher, self.folders.data(f"test-{kind}")) for kind in KINDS}
 
     def measure(self, model, folder, teacher):
         """Of a model that is not trained further."""
@@ -122,7 +123,7 @@ class Experts(Runner):
             paths = ["--teacher", self.teacher, "--out", folder, "--text", text, "--force"]
             command = [sys.executable, SCRIPTS / "prune_width.py", *paths, "--experts", count]
             command += ["--tokens", self.own["text_tokens"]]
-            training.call(command, threads=max(1, os.cpu_count() // 2))
+            call(command, threads=max(1, os.cpu_count() // 2))
         return self.measure(student, folder, self.teacher)
 
     def decoded(self):
@@ -160,7 +161,7 @@ class Experts(Runner):
         evaluation = {"data.eval": [str(self.folders.data("validation"))], "eval.every": steps}
         evaluation |= {"eval.batches": self.study.eval_batches, "teacher.path": str(self.teacher)}
         keys = self.keys(student, row, lr, self.study.seeds[0]) | evaluation | {"checkpoint.at_end": False}
-        result = self.train(name, self.config(name, steps, keys))
+        result = self.trained(name, steps, keys)
         return {"purpose": "experts_search", "student": student, "row": row, "lr": lr} | result
 
     def best_rate(self, student, row):
@@ -176,7 +177,7 @@ class Experts(Runner):
         name = f"experts-{student}-{row}-lr{lr:g}-s{seed}"
         result = self.train_steps(name, self.own["steps"], self.keys(student, row, lr, seed))
         result |= {"purpose": "experts", "student": student, "row": row, "lr": lr, "seed": seed}
-        result["tests"] = self.tests(self.folders.run(name) / "model", self.teacher)
+        result["tests"] = self.tests(self.model(name), self.teacher)
         training.forget(self.folders, name)
         return result
 

@@ -27,8 +27,12 @@ class Folders:
     def cache(self, row):
         return self.scratch / f"cache-{row}"
 
+    @property
+    def runs(self):
+        return self.scratch / "runs"
+
     def run(self, name):
-        return self.scratch / "runs" / name
+        return self.runs / name
 
     def result(self, name):
         return self.results / f"{name}.json"

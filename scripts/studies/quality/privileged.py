@@ -18,9 +18,9 @@ from pathlib import Path
 from shared.documents import hash_fraction
 
 from .corpus import read_jsonl
-from .parallel import Runner
-from .parallel import add_arguments as add_runner_arguments
 from .prompts import parsed
+from .small import SmallStudy
+from .small import add_arguments as add_runner_arguments
 
 SCRIPTS = Path(__file__).resolve().parents[2]
 HELD_OUT = 0.1  # of the files
@@ -98,7 +98,7 @@ def add_arguments(parser):
     add_runner_arguments(parser)
 
 
-class Privileged(Runner):
+class Privileged(SmallStudy):
     def one(self, kind, lr, seed):
         own, teacher = self.study.privileged, str(self.folders.teacher)
         name = f"privileged-{kind}-lr{lr:g}-s{seed}"
@@ -119,7 +119,7 @@ class Privileged(Runner):
             "eval.at_start": True,
             "checkpoint.at_end": False,
         }
-        result = self.train(name, self.config(name, own["steps"], keys))
+        result = self.trained(name, own["steps"], keys)
         return {"purpose": "privileged", "row": kind, "lr": lr, "seed": seed} | result
 
 

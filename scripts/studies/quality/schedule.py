@@ -10,9 +10,7 @@ With --published, what that file has is taken as finished. --again trains the fi
 at the published learning rates.
 """
 
-import contextlib
 import json
-import os
 import signal
 import sys
 import threading
@@ -21,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.command_line import fail
-from shared.gpus import visible_gpus
+from shared.runs import PROGRAM, RunFailed, end_children, visible_devices, write_json
 
 from . import calibration, results, training
 from .folders import Folders
@@ -33,7 +31,7 @@ WORDS = ("capture", "models", "speed", "cases", "scaling", "again", "second")
 def add_arguments(parser):
     parser.add_argument("--profile", default="gpu", help="of study.yaml (default: gpu)")
     parser.add_argument("--study", type=Path, help="another study.yaml")
-    parser.add_argument("--program", default="build/release/apps/distill/distill", help="the distill program")
+    parser.add_argument("--program", default=PROGRAM, help="the distill program")
     parser.add_argument("--work", type=Path, default=Path("work/quality"), help="folder of the inputs")
     parser.add_argument("--scratch", type=Path, help="for run folders and caches (default: in --work)")
     parser.add_argument("--results", type=Path, required=True, help="folder for one JSON file of each run")
@@ -81,10 +79,7 @@ class Results:
         self._folders.result(name).unlink(missing_ok=True)
 
     def write(self, name, value):
-        path = self._folders.result(name)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(value, indent=1) + "\n")
-        os.replace(partial, path)
+        write_json(self._folders.result(name), value)
 
 
 class Schedule:
@@ -269,7 +264,7 @@ class Schedule:
         began = time.monotonic()
         try:
             result = task.work(device)
-        except (training.RunFailed, OSError, ValueError, KeyError) as error:
+        except (RunFailed, OSError, ValueError, KeyError) as error:
             with self.changed:
                 self.failed[task.name] = str(error)
                 self.running.discard(task.name)
@@ -344,22 +339,6 @@ class Workers:
         return bool(self.schedule.waiting(self.schedule.exclusive()))
 
 
-def end_children():
-    """Ends the programs that this process has started, with all that they started."""
-    for process in list(training.started):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def visible_devices(study, number):
-    if study.device != "cuda":
-        return [None]
-    gpus = visible_gpus()
-    if len(gpus) < max(1, number):
-        fail(f"expected {max(1, number)} visible GPUs for a profile with device: cuda, found {len(gpus)}")
-    return gpus[:number] if number else gpus
-
-
 def print_state(schedule):
     tasks = {task.name: task for task in schedule.exclusive() + schedule.shared()}
     done = [name for name in tasks if schedule.results.has(name)]
@@ -395,7 +374,7 @@ def main(args):
     if args.list:
         print_state(schedule)
         return
-    devices = visible_devices(study, args.devices)
+    devices = visible_devices(study.device, args.devices)
     deadline = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     workers = Workers(schedule, devices, args.jobs, deadline)
 

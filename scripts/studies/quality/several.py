@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from .corpus import read_jsonl
-from .parallel import Runner
-from .parallel import add_arguments as add_runner_arguments
+from .small import SmallStudy
+from .small import add_arguments as add_runner_arguments
 from .training import forget
 
 SCRIPTS = Path(__file__).resolve().parents[2]
@@ -55,14 +55,14 @@ def add_arguments(parser):
     add_runner_arguments(parser)
 
 
-class Several(Runner):
+class Several(SmallStudy):
     def __init__(self, args):
         super().__init__(args)
         self.own = self.study.several
         self.domains = list(self.own["domains"])
 
     def teacher(self, name):
-        return self.folders.teacher if name == "general" else self.folders.run(f"several-teacher-{name}") / "model"
+        return self.folders.teacher if name == "general" else self.model(f"several-teacher-{name}")
 
     def text(self, kinds):
         return [str(self.folders.data(f"domain-{kind}")) for kind in kinds]
@@ -79,13 +79,13 @@ class Several(Runner):
             "optimizer.lr": self.own["teacher_lr"],
         }
         run = f"several-teacher-{name}"
-        result = self.train(run, self.config(run, self.own["teacher_steps"] * len(kinds), keys), keep=True)
+        result = self.trained(run, self.own["teacher_steps"] * len(kinds), keys, keep=True)
         return {"purpose": "several_teacher", "teacher": name} | result
 
     def measure_teacher(self, name):
         """Of a teacher, on each domain."""
         tests = {
-            kind: self.evaluate(self.teacher(name), self.folders.teacher, self.folders.data(f"test-{kind}"))
+            kind: self.measured(self.teacher(name), self.folders.teacher, self.folders.data(f"test-{kind}"))
             for kind in self.domains
         }
         return {"purpose": "several_tests", "teacher": name, "tests": tests}
@@ -105,15 +105,13 @@ class Several(Runner):
         elif len(names) == 1:
             keys["teacher.path"] = str(self.teacher(names[0]))
         name = f"several-{row}-s{seed}"
-        config = self.config(name, self.own["steps"], keys)
-        if len(names) > 1:
-            config["teachers"] = [{"name": one, "path": str(self.teacher(one))} for one in names]
-        result = self.train(name, config, keep=True)
-        model = self.folders.run(name) / "model"
+        several = [{"name": one, "path": str(self.teacher(one))} for one in names] if len(names) > 1 else ()
+        result = self.trained(name, self.own["steps"], keys, several, keep=True)
+        model = self.model(name)
         result |= {"purpose": "several", "row": row, "seed": seed, "tests": {}}
         for kind in self.domains:
             data = self.folders.data(f"test-{kind}")
-            own, general = (self.evaluate(model, self.teacher(one), data) for one in (kind, "general"))
+            own, general = (self.measured(model, self.teacher(one), data) for one in (kind, "general"))
             result["tests"][kind] = {"hard": own["hard"], "own_kl": own["forward_kl"], "kl": general["forward_kl"]}
             result["tests"][kind]["valid_tokens"] = own["valid_tokens"]
         forget(self.folders, name)

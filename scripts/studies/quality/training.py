@@ -1,31 +1,17 @@
 """One run of distill: its configuration, the training, what is measured of the model, and the result as JSON."""
 
-import json
-import os
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 
+from shared.runs import RunFailed, call, evaluate, merged, read_metrics, settings, write_config
+
 from .sources import KINDS
 
 METRICS = ("hard", "teacher_ce", "forward_kl", "reverse_kl", "agreement", "accuracy", "valid_tokens")
-
-
-class RunFailed(Exception):
-    """A program that a run needs ended with an error; the message has the end of its output."""
-
-
-def merged(config, keys):
-    """A copy of the nested `config` with {"section.key": value} merged over it."""
-    result = {section: dict(values) for section, values in config.items()}
-    for key, value in keys.items():
-        section, _, name = key.partition(".")
-        result.setdefault(section, {})[name] = value
-    return result
 
 
 def token_shards(folders, count):
@@ -62,22 +48,14 @@ def configuration(study, folders, run, base=None):
     shards = token_shards(folders, study.shards)
     config = merged(
         study.config,
-        {
+        settings(study, steps, folders.run(run.name))
+        | {
             "student.path": str(folders.run(base.name) / "model" if base else folders.student(run.student)),
             "data.train": [str(shard) for shard in shards],
-            "data.seq_len": study.seq_len,
             "data.seed": run.seed + (1000 if base else 0),  # a second phase reads other text than the first
-            "train.steps": steps,
-            "train.micro_batch_size": study.batch,
-            "train.global_batch_size": study.batch,
-            "train.device": study.device,
-            "train.dtype": study.dtype,
             "train.seed": run.seed,
             "optimizer.lr": run.lr,
-            "scheduler.warmup_steps": max(1, steps // 20),
             "checkpoint.at_end": run.measured,
-            "run.dir": str(folders.run(run.name)),
-            "run.progress": "none",
         },
     )
     config = merged(config, row.set)
@@ -97,57 +75,19 @@ def configuration(study, folders, run, base=None):
     return config
 
 
-def environment(device, threads):
-    """Of a child process. `device`: its GPU, as shared.gpus names it (None: none is chosen)."""
-    variables = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-    return variables if device is None else variables | {"CUDA_VISIBLE_DEVICES": device}
-
-
-started = set()  # the programs that are running
-
-
-def call(command, device=None, threads=1):
-    """Standard output of a program; RunFailed if it fails."""
-    command = [str(part) for part in command]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, **pipes, env=environment(device, threads), start_new_session=True)
-    started.add(process)
-    try:
-        output, errors = process.communicate()
-    finally:
-        started.discard(process)
-    if process.returncode != 0:
-        end = "\n".join((output + errors).strip().splitlines()[-12:])
-        raise RunFailed(f"{' '.join(command)}: exit code {process.returncode}\n{end}")
-    return output
-
-
-def write_config(folder, config):
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder.parent / f"{folder.name}.yaml"
-    path.write_text(json.dumps(config, indent=1))  # JSON is YAML
-    return path
-
-
 def capture(program, study, folders, row, device, threads):
     """Captures the teacher's predictions for the training text, for rows that read them from a folder."""
     shards = sorted(folders.data("train").glob("*.dtok"))[: study.shards]
     some = next(iter(study.students))
     config = merged(
         study.config,
-        {
+        settings(study, 1, folders.run(f"capture-{row.name}"))
+        | {
             "student.path": str(folders.student(some)),
             "teacher.path": str(folders.teacher),
             "teacher.cache": str(folders.cache(row.name)),
             "data.train": [str(shard) for shard in shards],
             "data.eval": [str(folders.data("validation"))],
-            "data.seq_len": study.seq_len,
-            "train.steps": 1,
-            "train.micro_batch_size": study.batch,
-            "train.global_batch_size": study.batch,
-            "train.device": study.device,
-            "train.dtype": study.dtype,
-            "run.dir": str(folders.run(f"capture-{row.name}")),
             **row.cache,
         },
     )
@@ -156,12 +96,6 @@ def capture(program, study, folders, row, device, threads):
     call([program, "capture", "--config", path], device, threads)
     size = sum(file.stat().st_size for file in folders.cache(row.name).rglob("*") if file.is_file())
     return {"row": row.name, "seconds": time.monotonic() - began, "bytes": size}
-
-
-def read_metrics(run_folder):
-    """(step records, evaluation records)"""
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line], [line for line in lines if "eval" in line]
 
 
 def short(number):
@@ -187,13 +121,8 @@ def speed(study, steps):
     return study.step_tokens / seconds[len(seconds) // 2]
 
 
-def evaluate(program, study, folders, student, name, device, threads):
-    """The metrics of a model folder on a held-out set, against the teacher."""
-    arguments = ["--student", student, "--teacher", folders.teacher, "--data", folders.data(name), "--json"]
-    sets = [f"data.seq_len={study.seq_len}", f"train.micro_batch_size={study.batch}", f"train.device={study.device}"]
-    sets += [f"train.dtype={study.dtype}", f"eval.batches={study.eval_batches}", "loss.divergence=forward_kl"]
-    output = call([program, "eval", *arguments, "--set", *sets], device, threads)
-    values = json.loads(output[output.index("{") :])
+def measures(values):
+    """What a result keeps of an evaluation."""
     return {metric: short(values[metric]) for metric in METRICS}
 
 
@@ -217,8 +146,12 @@ def train(program, study, folders, run, device, threads, base=None):
 
 
 def tests(program, study, folders, model, device, threads):
-    """{kind of text: metrics}"""
-    return {kind: evaluate(program, study, folders, model, f"test-{kind}", device, threads) for kind in KINDS}
+    """{kind of text: metrics} of a model folder on held-out text, against the teacher."""
+    found, keys = {}, [f"eval.batches={study.eval_batches}"]
+    for kind in KINDS:
+        data = folders.data(f"test-{kind}")
+        found[kind] = measures(evaluate(program, study, model, data, folders.teacher, keys, device, threads))
+    return found
 
 
 def forget(folders, name):

@@ -19,6 +19,10 @@ class RunFailed(Exception):
     """A program that a run needs ended with an error; the message has the end of its output."""
 
 
+class Stopped(Exception):
+    """The time is over."""
+
+
 started = set()  # the programs that are running
 
 
@@ -28,14 +32,22 @@ def environment(device, threads):
     return variables if device is None else variables | {"CUDA_VISIBLE_DEVICES": device}
 
 
-def call(command, device=None, threads=1):
-    """Standard output of a program; RunFailed if it fails."""
+def call(command, device=None, threads=1, deadline=float("inf")):
+    """Standard output of a program; RunFailed if it fails.
+
+    When time.monotonic() reaches `deadline`, the program is asked to end, before which a training saves (Stopped).
+    """
     command = [str(part) for part in command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, **pipes, env=environment(device, threads), start_new_session=True)
     started.add(process)
     try:
-        output, errors = process.communicate()
+        left = deadline - time.monotonic()
+        output, errors = process.communicate(timeout=None if left > 1e6 else max(0.0, left))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate()
+        raise Stopped from None
     except BaseException:  # Ctrl-C, say, which reaches this process alone
         os.killpg(process.pid, signal.SIGTERM)
         raise
@@ -110,18 +122,23 @@ def read_metrics(folder):
     return [line for line in lines if "loss" in line], [line for line in lines if "eval" in line]
 
 
-def evaluate(program, profile, student, data, teacher=None, keys=(), device=None, threads=1):
+def interrupted(folder):
+    """Whether a run has left a checkpoint that it can continue from."""
+    return any(folder.glob("checkpoints/step-*/COMPLETE"))
+
+
+def evaluate(program, profile, student, data, teacher=None, keys=(), batch=None, **call_arguments):
     """What `distill eval` says of a model folder on token shards, and of its KL to a teacher's folder if there is one.
 
-    `keys`: further ones, as section.key=value.
+    `keys`: further ones, as section.key=value. `batch`: sequences at a time (default: profile.batch).
     """
     arguments = ["--student", student, "--data", data, "--json"]
-    sets = [f"data.seq_len={profile.seq_len}", f"train.micro_batch_size={profile.batch}", *keys]
+    sets = [f"data.seq_len={profile.seq_len}", f"train.micro_batch_size={batch or profile.batch}", *keys]
     sets += [f"train.device={profile.device}", f"train.dtype={profile.dtype}"]
     if teacher is not None:
         arguments += ["--teacher", teacher]
         sets.append("loss.divergence=forward_kl")
-    output = call([program, "eval", *arguments, "--set", *sets], device, threads)
+    output = call([program, "eval", *arguments, "--set", *sets], **call_arguments)
     return json.loads(output[output.index("{") :])
 
 
@@ -155,12 +172,12 @@ class Runner:
         """Trains, from the last checkpoint where it was interrupted: (step records, evaluation records, seconds)."""
         folder, began = self.runs / name, time.monotonic()
         path = write_config(folder, config)
-        interrupted = any(folder.glob("checkpoints/step-*/COMPLETE"))
-        self.call(self.program, "--config", path, "--resume" if interrupted else "--overwrite")
+        self.call(self.program, "--config", path, "--resume" if interrupted(folder) else "--overwrite")
         return *read_metrics(folder), time.monotonic() - began
 
     def evaluate(self, student, data, teacher=None, keys=()):
-        return evaluate(self.program, self.profile, student, data, teacher, keys, self.device, self.threads)
+        where = {"device": self.device, "threads": self.threads}
+        return evaluate(self.program, self.profile, student, data, teacher, keys, **where)
 
     def do(self, tasks, describe=lambda result: ""):
         """{name: result} of {name: work}, where `work()` makes the result and `describe(result)` a line about it.

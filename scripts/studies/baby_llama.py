@@ -26,6 +26,7 @@ from baby_llama import corpus, data, report
 from baby_llama.profiles import PROFILES
 from baby_llama.runs import Study
 from shared.command_line import argument_parser, at_least, fail
+from shared.runs import RunFailed
 
 
 def make_corpus(args):
@@ -60,7 +61,7 @@ def run(args):
     study = Study(args, devices_of(args))
     try:
         done = study.run()
-    except RuntimeError as error:
+    except RunFailed as error:
         fail(str(error))
     print("all is trained" if done else "the time is over; the same command continues")
     report.write(args.work)

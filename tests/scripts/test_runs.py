@@ -120,6 +120,14 @@ def test_an_evaluation_with_and_without_a_teacher(folder):
     assert "--teacher" not in alone and "loss.divergence=forward_kl" not in alone and "data.seq_len=32" in alone
 
 
+def test_a_program_is_asked_to_end_when_the_time_is_over(tmp_path):
+    command = ["sh", "-c", f"trap 'echo saved > {tmp_path}/saved; exit 3' TERM; sleep 300 & wait"]
+    assert runs.call(["echo", "in time"], deadline=time.monotonic() + 60) == "in time\n"
+    with pytest.raises(runs.Stopped):
+        runs.call(command, deadline=time.monotonic() + 1)
+    assert (tmp_path / "saved").read_text() == "saved\n"
+
+
 def test_ctrl_c_ends_the_programs_and_begins_no_other(tmp_path):
     script = tmp_path / "study.py"
     script.write_text(

@@ -1,26 +1,30 @@
 """The teacher and its students: each is trained and measured once, several at a time, for a limited time."""
 
 import json
-import os
 import queue
 import signal
 import statistics
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from shared.runs import (
+    Stopped,
+    call,
+    end_children,
+    evaluate,
+    interrupted,
+    read_metrics,
+    write_config,
+    write_json,
+)
 from token_shards import shard_file
 
 from . import data
 from .profiles import PROFILES, losses
 
 DEV = ("dev-published", "dev-others")
-
-
-class Stopped(Exception):
-    """The time is over."""
 
 
 class Study:
@@ -44,23 +48,10 @@ class Study:
 
     # One program
 
-    def call(self, *command, devices=()):
-        """Standard output of a program. When the time is over it is asked to save and end (Stopped)."""
-        variables = {"OMP_NUM_THREADS": str(self.args.threads), "OMP_WAIT_POLICY": "passive"}
-        if any(devices):
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        process = subprocess.Popen([str(one) for one in command], **pipes, env=os.environ | variables)
-        try:
-            output, errors = process.communicate(timeout=max(0.0, min(self.deadline - time.monotonic(), 1e6)))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
-            process.communicate()
-            raise Stopped from None
-        if process.returncode != 0:
-            end = "\n".join((output + errors).strip().splitlines()[-15:])
-            raise RuntimeError(f"{' '.join(map(str, command))}: exit code {process.returncode}\n{end}")
-        return output
+    def where(self, devices):
+        """How a program is started."""
+        device = ",".join(devices) if any(devices) else None
+        return {"device": device, "threads": self.args.threads, "deadline": self.deadline}
 
     def result(self, name):
         return self.work / "results" / f"{name}.json"
@@ -113,13 +104,9 @@ class Study:
         else:  # where it costs little: is the last epoch the best?
             config["data"]["eval"] = [str(self.inputs / one) for one in DEV]
             config["eval"] = {"every": epoch}
-        file = run.with_suffix(".yaml")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(config, indent=1))  # JSON is YAML
-        begun = (run / "checkpoints").exists() and any((run / "checkpoints").glob("step-*/COMPLETE"))
-        self.call(self.program, "--config", file, "--resume" if begun else "--overwrite", devices=devices)
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        steps = [line for line in lines if "loss" in line]
+        command = [self.program, "--config", write_config(run, config)]
+        call([*command, "--resume" if interrupted(run) else "--overwrite"], **self.where(devices))
+        steps, evaluations = read_metrics(run)
         speeds = [step["tokens_per_second"] for step in steps if step.get("tokens_per_second")]
         record = {
             "name": name,
@@ -132,11 +119,10 @@ class Study:
             "tokens_per_second": statistics.median(speeds),
             "last": {key: steps[-1].get(key) for key in ("loss", "hard", "soft", "grad_norm")},
             "dev": {one: self.measure(run / "model", one, teacher, devices[:1]) for one in DEV},
-            "epochs": [[line["step"], line["eval"]["hard"]] for line in lines if "eval" in line],
+            "epochs": [[line["step"], line["eval"]["hard"]] for line in evaluations],
             "seconds": sum(step["seconds"] for step in steps if step.get("seconds")),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1))
+        write_json(path, record)
         found = ", ".join(f"{one} {values['hard']:.4f}" for one, values in record["dev"].items())
         print(f"{name}: {found}, {record['seconds']:.0f} s", flush=True)
         return record
@@ -148,14 +134,8 @@ class Study:
 
     def measure(self, model, name, teacher, devices):
         """Means over the tokens of a development set, of the model and against the teacher where there is one."""
-        sets = [f"data.seq_len={self.profile.seq_len}", "data.packing=concat", "train.micro_batch_size=64"]
-        sets += [f"train.device={self.profile.device}", f"train.dtype={self.profile.dtype}"]
-        command = [self.program, "eval", "--student", model, "--data", self.inputs / name, "--json"]
-        if teacher:
-            command += ["--teacher", teacher]
-            sets.append("loss.divergence=forward_kl")
-        output = self.call(*command, "--set", *sets, devices=devices)
-        values = json.loads(output[output.index("{") :])
+        how = {"keys": ["data.packing=concat"], "batch": 64} | self.where(devices)
+        values = evaluate(self.program, self.profile, model, self.inputs / name, teacher, **how)
         names = ("hard", "teacher_ce", "forward_kl", "agreement", "accuracy", "valid_tokens")
         return {key: values[key] for key in names if values.get(key) is not None}
 
@@ -185,6 +165,10 @@ class Study:
                     future.result()
                 except Stopped:
                     stopped = True
+                except KeyboardInterrupt:
+                    self.failed.set()
+                    end_children(signal.SIGTERM)  # a training saves
+                    raise
                 except BaseException:
                     self.failed.set()
                     raise

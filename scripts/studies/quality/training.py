@@ -147,10 +147,10 @@ def train(program, study, folders, run, device, threads, base=None):
 
 def tests(program, study, folders, model, device, threads):
     """{kind of text: metrics} of a model folder on held-out text, against the teacher."""
-    found, keys = {}, [f"eval.batches={study.eval_batches}"]
+    found, keys, where = {}, [f"eval.batches={study.eval_batches}"], {"device": device, "threads": threads}
     for kind in KINDS:
         data = folders.data(f"test-{kind}")
-        found[kind] = measures(evaluate(program, study, model, data, folders.teacher, keys, device, threads))
+        found[kind] = measures(evaluate(program, study, model, data, folders.teacher, keys, **where))
     return found
 
 

@@ -271,13 +271,15 @@ struct CacheSection {
   OtherContexts other_contexts = OtherContexts::kRefuse;
 };
 
-// The check of a float8 teacher before the run (trainer/float8_gate/gate.h), and of a float8 student during the run.
+// The check of a float8 teacher before the run (trainer/float8_gate/gate.h), and of a float8 student during the run,
+// and what of that student is in float8.
 struct Float8Section {
   bool gate = true;
   int64_t gate_tokens = 0; // 0: 64 Ki on a GPU, 4 Ki on a CPU
   double max_mean_kl = 0.03; // nats
   double max_p99_kl = 0; // nats; 0: not limited
   int64_t shadow_every = 0; // steps; 0: never (trainer/step/gradient_probe.h)
+  bool weight_gradients = false; // of the student are float8 products, too (trainer/models/ops/float8.h)
 };
 
 // A key that a teacher of several changes in the run's configuration.

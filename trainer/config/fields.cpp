@@ -364,7 +364,7 @@ std::vector<Section> make_sections() {
       {"teacher", "the frozen model that the student learns from", teacher_fields()},
       {"teachers", "several of them, in the place of teacher (docs/teachers.md)", teacher_list_fields()},
       {"float8",
-       "checks of what float8 changes: of a teacher before the run, of a student while it is trained (docs/float8.md)",
+       "checks of what float8 changes in a teacher and a student, and the student's weight gradients (docs/float8.md)",
        float8_fields()},
       {"cache", "the teacher's predictions in a folder (docs/teacher_cache.md)", cache_fields()},
       {"data", "token shards and how documents become sequences", data_fields()},

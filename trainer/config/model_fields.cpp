@@ -57,8 +57,9 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
        absl::StrCat(
            "Dtype that the model computes in. auto: train.dtype. float8: the matrix products of the decoder blocks in "
            "e4m3 with a scale for each row, everything else in train.dtype",
-           section == "student" ? ", the gradients of weights too; master weights and moments are fp32 as always. With "
-                                  "adapters the frozen weights are rounded once, as a teacher's are"
+           section == "student" ? ", the gradients of weights too without float8.weight_gradients; master weights and "
+                                  "moments are fp32 as always. With adapters the frozen weights are rounded once, as a "
+                                  "teacher's are"
                                 : "",
            " (docs/float8.md)."),
        condition},
@@ -252,6 +253,11 @@ std::vector<Field> float8_fields() {
        "Number of steps from one check of the student's gradients to the next; the first step has one. A check computes "
        "them once more in train.dtype and logs the cosine between the two, so that its step takes twice the time. 0: "
        "never.",
+       kTrainedFloat8Student},
+      {"float8", "weight_gradients", Boolean{member<kFloat8, &Float8Section::weight_gradients>}, "",
+       "Compute the gradients of the student's weights in e4m3, too: dy^T x from what dy W has rounded already, added up "
+       "in fp32. Faster and less exact; on a GPU it needs compute capability 9.0. A run can be resumed with the other "
+       "value.",
        kTrainedFloat8Student},
   };
 }

@@ -16,9 +16,11 @@ TokenFlops token_flops(const models::ModelConfig& config, int64_t seq_len) {
     for (const models::ParamLayout& param : models::block_layout(config, block).params) {
       if (param.is_matrix) {
         const auto elements = static_cast<double>(param.active_numel());
-        const double forward = (config.float8.contains(block, param.name) ? 1 : 2) * elements;
+        const bool in_float8 = config.float8.contains(block, param.name);
+        const double forward = (in_float8 ? 1 : 2) * elements;
+        const double weight_gradient = (in_float8 && config.float8_weight_gradients ? 1 : 2) * elements;
         flops.matrices += forward;
-        flops.matrix_gradients += forward + (adapter ? 0 : 2 * elements);
+        flops.matrix_gradients += forward + (adapter ? 0 : weight_gradient);
       }
     }
     const auto adapters = static_cast<double>(models::adapter_numel(config, block));

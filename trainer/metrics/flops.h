@@ -12,7 +12,8 @@ namespace distill::metrics {
 struct TokenFlops {
   // 2 per matrix parameter that multiplies the token, 1 in float8: blocks with their adapters, and lm_head.
   double matrices = 0;
-  // Of the backward pass: inputs' gradients as above, weights' gradients never in float8, and none of frozen weights.
+  // Of the backward pass: inputs' gradients as above; weights' gradients 2 per parameter, 1 where they are float8
+  // products (ModelConfig::float8_weight_gradients), and none of frozen weights.
   double matrix_gradients = 0;
   double attention_full = 0; // 4 * heads * head_dim * seq_len a layer: the whole square of scores (PaLM's convention)
   double attention_causal = 0; // half of it: the scores that causal attention computes

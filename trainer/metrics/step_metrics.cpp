@@ -82,7 +82,9 @@ void add_teachers(Json& json, absl::Span<const TeacherMeans> teachers) {
 void add_float8(Json& json, const Float8Losses& losses) {
   for (size_t i = 0; i < losses.underflow.size(); ++i) {
     const auto operand = static_cast<models::Float8Operand>(i);
-    json[absl::StrCat("float8_underflow_", base::enum_name(operand))] = losses.underflow[i];
+    if (losses.underflow[i]) {
+      json[absl::StrCat("float8_underflow_", base::enum_name(operand))] = *losses.underflow[i];
+    }
   }
   json["float8_bad_rows"] = losses.bad_rows;
   if (losses.gradient_cosine) {

@@ -74,8 +74,8 @@ std::vector<TeacherMeans> means_of_teachers(
 
 // The losses by rounding to float8 in one step of a student that is trained in it.
 struct Float8Losses {
-  std::array<double, models::kFloat8Operands>
-      underflow{}; // by Float8Operand: share of the values that became zero, in a sample of rows
+  // By Float8Operand: share of the values that became zero, in a sample of rows; nullopt: no such operand was rounded.
+  std::array<std::optional<double>, models::kFloat8Operands> underflow{};
   double bad_rows = 0; // rows of operands (tokens) with an infinite value or NaN, of which float8 leaves nothing
   std::optional<double> gradient_cosine; // between its gradients and those in the compute dtype (float8.shadow_every)
 };

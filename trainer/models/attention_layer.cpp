@@ -124,11 +124,12 @@ at::Tensor attention_layer_forward(
 at::Tensor attention_layer_backward(
     const AttentionContext& context, const AttentionParams& params, at::Tensor dy_NH, const at::Tensor& dstream_NH,
     const SublayerInput& input, AttentionSaved& saved, AttentionParams& grads, at::Tensor& dnorm_H) {
-  LowGradient of_o, of_qkv;
+  SharedGradient of_o, of_qkv;
   if (grads.o.needs_input()) {
     add_weight_gradient(params.o, grads.o, dy_NH, gated_output(context.spec, saved), &of_o);
   }
   at::Tensor dout_NQ = input_gradient(params.o, dy_NH, &of_o);
+  of_o = {};
   dy_NH.reset();
   const at::Tensor dqkv_NA = qkv_backward(context, params, std::move(dout_NQ), saved, grads);
   saved.qkv_NA.reset();
@@ -137,7 +138,9 @@ at::Tensor attention_layer_backward(
   if (grads.qkv.needs_input()) {
     add_weight_gradient(params.qkv, grads.qkv, dqkv_NA, input.value(), &of_qkv);
   }
-  return input.gradient(input_gradient(params.qkv, dqkv_NA, &of_qkv), dstream_NH, dnorm_H);
+  at::Tensor dinput_NH = input_gradient(params.qkv, dqkv_NA, &of_qkv);
+  of_qkv = {};
+  return input.gradient(std::move(dinput_NH), dstream_NH, dnorm_H);
 }
 
 } // namespace distill::models

@@ -104,8 +104,9 @@ at::Tensor block_forward(
     const BlockContext& context, const BlockParams& params, const at::Tensor& x_NH, BlockSaved* saved);
 
 // Returns dx_NH and adds to `grads`. Consumes `saved`: each tensor is released after its last use. With float8 weights
-// the gradients of inputs are float8 products too; those of weights are products in the compute dtype. In tiles, dy_NH
-// is overwritten: by the gradient of the stream between the sublayers.
+// the gradients of inputs are float8 products too; those of weights are where Projection::float8_weight_gradient says
+// so, and else products in the compute dtype. In tiles, dy_NH is overwritten: by the gradient of the stream between the
+// sublayers.
 at::Tensor block_backward(
     const BlockContext& context, const BlockParams& params, const at::Tensor& dy_NH, BlockSaved saved,
     BlockParams& grads);

@@ -51,13 +51,14 @@ at::Tensor delta_layer_backward(
     const SublayerInput& input, DeltaSaved& saved, DeltaParams& grads, at::Tensor& dnorm_H) {
   const DeltaSpec& spec = context.spec;
   const at::Tensor z_NV = gate_part(spec, saved.qkvz_NW);
-  LowGradient of_out, of_qkvz;
+  SharedGradient of_out, of_qkvz;
   if (grads.out.needs_input()) {
     add_weight_gradient(
         params.out, grads.out, dy_NH, gated_norm_forward(saved.out_NV, z_NV, params.gate_norm_D, context.norm_eps),
         &of_out);
   }
   at::Tensor dgated_NV = input_gradient(params.out, dy_NH, &of_out);
+  of_out = {};
   dy_NH.reset();
   at::Tensor dqkvz_NW = at::empty_like(saved.qkvz_NW);
   at::Tensor dz_NV = gate_part(spec, dqkvz_NW);
@@ -90,6 +91,7 @@ at::Tensor delta_layer_backward(
     add_weight_gradient(params.ba, grads.ba, dba_N2A, x_NH);
   }
   at::Tensor dinput_NH = input_gradient(params.qkvz, dqkvz_NW, &of_qkvz).add_(input_gradient(params.ba, dba_N2A));
+  of_qkvz = {};
   return input.gradient(std::move(dinput_NH), dstream_NH, dnorm_H);
 }
 

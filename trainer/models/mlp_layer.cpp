@@ -38,7 +38,7 @@ at::Tensor mlp_layer_backward(
   if (context.spec.experts) {
     return moe_layer_backward(context, params, std::move(dy_NH), dstream_NH, input, saved, grads, dnorm_H);
   }
-  LowGradient of_down, of_gate_up;
+  SharedGradient of_down, of_gate_up;
   at::Tensor act_NF = input_gradient(params.down, dy_NH, &of_down);
   glu_backward_(
       act_NF, saved.gate_up_N2F, context.spec.activation,
@@ -46,11 +46,13 @@ at::Tensor mlp_layer_backward(
   at::Tensor dgate_up_N2F = std::move(saved.gate_up_N2F);
   add_weight_gradient(params.down, grads.down, dy_NH, act_NF, &of_down);
   act_NF.reset();
+  of_down = {};
   dy_NH.reset();
   if (grads.gate_up.needs_input()) {
     add_weight_gradient(params.gate_up, grads.gate_up, dgate_up_N2F, input.value(), &of_gate_up);
   }
   at::Tensor dinput_NH = input_gradient(params.gate_up, dgate_up_N2F, &of_gate_up);
+  of_gate_up = {};
   dgate_up_N2F.reset();
   return input.gradient(std::move(dinput_NH), dstream_NH, dnorm_H);
 }

@@ -93,7 +93,9 @@ std::string precision_text(const ModelConfig& config, c10::ScalarType compute_dt
     }
     const int64_t float8 = config.float8.count();
     const std::string count = float8 == all ? absl::StrCat("all ", all) : absl::StrCat(float8, " of its ", all);
-    absl::StrAppend(&text, " with ", count, " block products in float8");
+    absl::StrAppend(
+        &text, " with ", count, " block products in float8",
+        config.float8_weight_gradients ? ", those of their weights' gradients too" : "");
   }
   if (std::any_of(config.kinds.begin(), config.kinds.end(), [](const LayerKind& kind) { return kind.mlp.experts; })) {
     absl::StrAppend(&text, ", routers in float32");

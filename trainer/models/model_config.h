@@ -37,6 +37,7 @@ struct ModelConfig {
   std::string dtype = "float32"; // of the stored weights: float32 | float16 | bfloat16
 
   Float8Products float8; // of the run's configuration
+  bool float8_weight_gradients = false; // likewise: of a student all of which is trained, in these products
   std::optional<AdapterSpec> adapter; // likewise; nullopt: all of the model is trained, or none of it
 
   int64_t num_layers() const {

@@ -50,10 +50,24 @@ void add_adapters(const Adapter& adapter, const at::Tensor& x_NI, at::Tensor& y_
   });
 }
 
+// dy as both float8 products of the backward pass multiply it.
+Float8Rows rounded_gradient(const Projection& projection, const at::Tensor& dy_NO, SharedGradient* shared) {
+  if (shared != nullptr && shared->rounded_NO.values_RC.defined()) {
+    return shared->rounded_NO;
+  }
+  Float8Rows rounded_NO = float8_rows(
+      dy_NO,
+      {.factor_C = projection.scale_O, .counts = counts_of(projection.float8_counts, Float8Operand::kGradients)});
+  if (shared != nullptr && projection.float8_weight_gradient) {
+    shared->rounded_NO = rounded_NO;
+  }
+  return rounded_NO;
+}
+
 // The gradient of x A^T: scale * dy B of each module.
-at::Tensor low_gradient(const Adapter& adapter, const at::Tensor& dy_NO, LowGradient* low) {
-  if (low != nullptr && low->dlow_NR.defined()) {
-    return low->dlow_NR;
+at::Tensor low_gradient(const Adapter& adapter, const at::Tensor& dy_NO, SharedGradient* shared) {
+  if (shared != nullptr && shared->dlow_NR.defined()) {
+    return shared->dlow_NR;
   }
   at::Tensor dlow_NR = at::empty({dy_NO.size(0), adapter.a_RI.size(0)}, dy_NO.options());
   for_modules(adapter, [&](const Adapter::Module& module, int64_t first, int64_t rank) {
@@ -61,14 +75,15 @@ at::Tensor low_gradient(const Adapter& adapter, const at::Tensor& dy_NO, LowGrad
         .addmm_(
             dy_NO.narrow(1, module.first_row, module.b_OR.size(0)), module.b_OR, /*beta=*/0, /*alpha=*/module.scale);
   });
-  if (low != nullptr) {
-    low->dlow_NR = dlow_NR;
+  if (shared != nullptr) {
+    shared->dlow_NR = dlow_NR;
   }
   return dlow_NR;
 }
 
 void add_adapter_gradients(
-    const Adapter& adapter, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI, LowGradient* low) {
+    const Adapter& adapter, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI,
+    SharedGradient* shared) {
   Adapter& own = gradient.adapter;
   TORCH_CHECK(
       own.a_RI.sizes() == adapter.a_RI.sizes() && own.modules.size() == adapter.modules.size(),
@@ -83,7 +98,7 @@ void add_adapter_gradients(
         dy_NO.narrow(1, module.first_row, module.b_OR.size(0)), low_NR.narrow(1, first, rank).mul(module.scale),
         own.modules[index].b_OR, accumulate);
   });
-  linear_backward_weight(low_gradient(adapter, dy_NO, low), input_NI, own.a_RI, accumulate);
+  linear_backward_weight(low_gradient(adapter, dy_NO, shared), input_NI, own.a_RI, accumulate);
 }
 
 } // namespace
@@ -160,16 +175,16 @@ at::Tensor multiply_add(const Projection& projection, const Operand& operand, co
   return y_NO;
 }
 
-at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO, LowGradient* low) {
+at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO, SharedGradient* shared) {
   at::Tensor dx_NI = projection.is_float8()
       ? float8_linear_backward_input(
-            dy_NO, float8_weight(projection), counts_of(projection.float8_counts, Float8Operand::kGradients))
+            rounded_gradient(projection, dy_NO, shared), float8_weight(projection), dy_NO.scalar_type())
       : linear_backward_input(dy_NO, projection.weight_OI);
   const Adapter& adapter = projection.adapter;
   if (!adapter.exists()) {
     return dx_NI;
   }
-  const at::Tensor dlow_NR = low_gradient(adapter, dy_NO, low);
+  const at::Tensor dlow_NR = low_gradient(adapter, dy_NO, shared);
   return adapter.dropout.probability > 0
       ? dx_NI.add_(dropout(linear_backward_input(dlow_NR, adapter.a_RI), adapter.dropout))
       : dx_NI.addmm_(dlow_NR, adapter.a_RI);
@@ -177,11 +192,17 @@ at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO,
 
 void add_weight_gradient(
     const Projection& projection, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI,
-    LowGradient* low) {
+    SharedGradient* shared) {
   check_gradient(projection, gradient);
-  linear_backward_weight(dy_NO, x_NI, gradient.weight_OI, /*accumulate=*/!gradient.is_new);
+  if (projection.float8_weight_gradient && gradient.weight_OI.defined()) {
+    float8_linear_backward_weight(
+        rounded_gradient(projection, dy_NO, shared), projection.scale_O, x_NI, gradient.weight_OI,
+        {.accumulate = !gradient.is_new}, counts_of(projection.float8_counts, Float8Operand::kWeightGradients));
+  } else {
+    linear_backward_weight(dy_NO, x_NI, gradient.weight_OI, /*accumulate=*/!gradient.is_new);
+  }
   if (gradient.adapter.exists()) {
-    add_adapter_gradients(projection.adapter, gradient, dy_NO, x_NI, low);
+    add_adapter_gradients(projection.adapter, gradient, dy_NO, x_NI, shared);
   }
 }
 

@@ -35,6 +35,7 @@ struct Projection {
   at::Tensor bias_O; // undefined: none
   at::Tensor scale_O; // of the rows of a float8 weight (ops/float8.h); undefined: the weight is in the compute dtype
   Float8CountsOf float8_counts; // of a model that is trained in float8
+  bool float8_weight_gradient = false; // of a float8 weight that is trained: its gradient is a float8 product, too
   Adapter adapter;
   bool is_new = false; // of a gradient: the matrices' are uninitialised, to be overwritten instead of added to
 
@@ -82,18 +83,19 @@ at::Tensor multiply(const Projection& projection, const Operand& operand);
 // bits than in a tensor of its own, and a block that runs again others than one that keeps everything.
 at::Tensor multiply_add(const Projection& projection, const Operand& operand, const at::Tensor& residual_NO);
 
-// scale * dy B of a projection's adapters, which both gradients below need: whichever is asked for first computes it.
-// One for each dy.
-struct LowGradient {
-  at::Tensor dlow_NR;
+// What is made of dy for both gradients below: whichever is asked for first makes it. One for each dy; to be released
+// when both are there.
+struct SharedGradient {
+  at::Tensor dlow_NR; // of a projection with adapters: scale * dy B
+  Float8Rows rounded_NO; // of one with a float8_weight_gradient: dy times the weight's scales
 };
 // dy W, and what the adapters add to it.
-at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO, LowGradient* low = nullptr);
-// Adds dy^T x to the weight's gradient, in the compute dtype even if the weight is float8, and to those of the
-// adapters. `gradient`: of `projection`.
+at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO, SharedGradient* shared = nullptr);
+// Adds dy^T x to the weight's gradient, and to those of the adapters. It is a product in the compute dtype, unless the
+// projection has a float8_weight_gradient. `gradient`: of `projection`.
 void add_weight_gradient(
     const Projection& projection, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI,
-    LowGradient* low = nullptr);
+    SharedGradient* shared = nullptr);
 // Adds the sum of dy over tokens to the bias' gradient.
 void add_bias_gradient(Projection& gradient, const at::Tensor& dy_NO);
 

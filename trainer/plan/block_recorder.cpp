@@ -20,7 +20,7 @@ struct BlockRecorder::Key {
   bool has_attention = false; // backward: has attention's output
   bool matrices_are_new = false; // backward: the weight gradients are uninitialised
   // Of both passes. Blocks of one model may differ here, and a step's shadow runs all of them without float8.
-  std::vector<bool> float8; // by projection: whether it runs in float8
+  std::vector<bool> float8; // by projection: whether it runs in float8, and whether its weight's gradient does
   bool balances = false; // a router's part in the loss
   bool counted = false; // what their rounding loses
   // By projection: the rows of its adapters' A and of each B, after whether elements of their input are dropped.
@@ -160,7 +160,7 @@ models::BlockFunctions BlockRecorder::functions(device::Simulation& simulation) 
         {},
         /*balances=*/context.balance != nullptr};
     for (const auto& [name, projection] : params.projections()) {
-      key.float8.push_back(projection->is_float8());
+      key.float8.insert(key.float8.end(), {projection->is_float8(), projection->float8_weight_gradient});
       key.counted = key.counted || projection->float8_counts.front().defined();
       const models::Adapter& adapter = projection->adapter;
       key.adapters.push_back(adapter.dropout.probability > 0 ? 1 : 0);

@@ -21,6 +21,10 @@ constexpr double kGroupedSpeed = 0.7;
 // Sorting the tokens of a layer by expert, seconds for each of their visits to an expert: 0.13 ms for 65536 there.
 constexpr double kSortSeconds = 2e-9;
 
+// The speed of float8 products whose parts are added in fp32, of weights' gradients, as a share of that of the others:
+// 1013 to 1289 of 1216 to 1413 TFLOP/s (docs/float8.md, H200).
+constexpr double kSlowAccumulation = 0.87;
+
 // Whether a matrix of a block is one of its MLP's, which may be computed in tiles.
 bool is_of_mlp(const models::ParamLayout& param) {
   return param.name == "router" || param.name == "gate_up" || param.name == "down" || param.name.starts_with("shared_");
@@ -72,12 +76,15 @@ double float8_share(const models::ModelConfig& config, int64_t kind, const std::
 }
 
 // Seconds of one of a block's products, the mean over the blocks of its kind, of which `share` run it in float8: such a
-// product reads operands of one byte.
-double block_product(const Machine& machine, double share, double rows, double inner, double columns, double element) {
+// product reads operands of one byte. `speed`: of the float8 products, as a share of their usual one.
+double block_product(
+    const Machine& machine, double share, double rows, double inner, double columns, double element, double out_element,
+    double speed = 1) {
   Machine in_float8 = machine;
-  in_float8.matmul_flops = machine.float8_flops > 0 ? machine.float8_flops : machine.matmul_flops; // 0: share is, too
-  return share * product(in_float8, rows, inner, columns, 1, element) +
-      (1 - share) * product(machine, rows, inner, columns, element, element);
+  in_float8.matmul_flops = // 0: share is, too
+      machine.float8_flops > 0 ? speed * machine.float8_flops : machine.matmul_flops;
+  return share * product(in_float8, rows, inner, columns, 1, out_element) +
+      (1 - share) * product(machine, rows, inner, columns, element, out_element);
 }
 
 Machine slower_products(Machine machine, double speed) {
@@ -247,17 +254,21 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
     last_is_of_mlp = is_of_mlp(param);
     // Every tile reads the weight, and adds to its gradient.
     const double in_other_tiles = last_is_of_mlp ? (tiles - 1) * static_cast<double>(param.numel()) : 0;
-    last = block_product(at_speed, share, rows, inner, columns, e) +
+    last = block_product(at_speed, share, rows, inner, columns, e, e) +
         (other_groups + in_other_tiles) * e / machine.memory_bytes;
-    // In float8 the gradient of the output is rounded, and the weight transposed.
-    const double rounding = share * (rows * columns * (e + 1) + 2 * inner * columns);
+    // In float8 the gradient of the output is rounded, and the weight transposed. For the weight's gradient the rounded
+    // gradient is transposed, and the input is read twice and rounded.
+    const double gradient_share = config.float8_weight_gradients ? share : 0;
+    const double rounding = share * (rows * columns * (e + 1) + 2 * inner * columns) +
+        gradient_share * (rows * columns * 2 + rows * inner * (2 * e + 1));
     // The gradients of experts' weights are made in the compute dtype, and then added.
     const double weights = other_groups * (2 * e + gradient_traffic) + (param.groups > 1 ? other_groups * 2 * e : 0) +
         in_other_tiles * (e + 8 + 2 * share + (param.groups > 1 ? 2 * e : 0));
     const double weight_gradient = config.adapter
         ? 0
-        : product(at_speed, inner, rows, columns, e, gradient_traffic) + weights / machine.memory_bytes;
-    backward += block_product(at_speed, share, rows, columns, inner, e) + weight_gradient +
+        : block_product(at_speed, gradient_share, inner, rows, columns, e, gradient_traffic, kSlowAccumulation) +
+            weights / machine.memory_bytes;
+    backward += block_product(at_speed, share, rows, columns, inner, e, e) + weight_gradient +
         (rounding + (config.adapter ? in_other_tiles * e : 0)) / machine.memory_bytes;
   }
   double down = last + tokens * (3 * ffn + 2 * hidden) * e / machine.memory_bytes;

@@ -25,6 +25,7 @@ const METRICS = {
   grad_norm: { title: "Norm of the gradient before clipping", unit: "", group: "Optimizer" },
   float8_underflow_activations: { title: "Activations that float8 rounds to zero", unit: "%", group: "Optimizer" },
   float8_underflow_gradients: { title: "Gradients that float8 rounds to zero", unit: "%", group: "Optimizer" },
+  float8_underflow_weight_gradients: { title: "Inputs times the scales of gradients that float8 rounds to zero", unit: "%", group: "Optimizer" },
   float8_bad_rows: { exact: true, title: "Rows with an infinite value or NaN, rounded to float8", unit: "rows", group: "Optimizer", quiet: true },
   float8_gradient_cosine: { title: "Cosine between the gradients in float8 and in the compute dtype", unit: "", group: "Optimizer", better: 1 },
   router_aux_loss: { title: "Routers' balance loss before its coefficient", unit: "", group: "Experts", better: -1 },

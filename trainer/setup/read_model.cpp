@@ -127,6 +127,7 @@ absl::StatusOr<models::ModelConfig> read_student(const config::Config& config, h
   ASSIGN_OR_RETURN(
       models::ModelConfig student,
       read_model(config.student, "student", config.softcaps.student, /*trains_all=*/!has_adapter, notes));
+  student.float8_weight_gradients = config.float8.weight_gradients && student.float8.any() && !has_adapter;
   if (has_adapter) {
     ASSIGN_OR_RETURN(student.adapter, config::resolve_student_adapter(config, student));
   }

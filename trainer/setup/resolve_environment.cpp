@@ -48,6 +48,12 @@ absl::StatusOr<Environment> resolve_environment(const config::Config& config, in
             name, device::device_info(gpu).name));
       }
     }
+    if (config.float8.weight_gradients && config.student.dtype == config::ComputeDtype::kFloat8 &&
+        !models::blas_lt_scales_rows(gpu)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "float8.weight_gradients: expected a GPU of compute capability 9.0, found ", device::device_info(gpu).name,
+          ", whose float8 products have no float32 results that are added to a gradient; remove the key"));
+    }
     return environment_on(config, gpu);
   }
   return environment_on(config, at::kCPU);

@@ -31,8 +31,8 @@ models::MatrixPart matrix_part(const models::ParamLayout& matrix, const Overlap&
 
 } // namespace
 
-Float8Weights::Float8Weights(at::Device device, at::ScalarType compute_dtype)
-    : device_(device), compute_dtype_(compute_dtype) {
+Float8Weights::Float8Weights(at::Device device, at::ScalarType compute_dtype, bool weight_gradients)
+    : device_(device), compute_dtype_(compute_dtype), weight_gradients_(weight_gradients) {
   counts_ =
       at::zeros({models::kFloat8Operands, models::kFloat8Counts}, at::TensorOptions().dtype(at::kLong).device(device));
 }
@@ -157,6 +157,7 @@ models::BlockParams Float8Weights::params(int64_t index, const at::Tensor& value
     return vectors_.narrow(0, unit.begin + param->offset, param->numel()).view(param->shape);
   });
   for (const auto& [name, projection] : params.projections()) {
+    projection->float8_weight_gradient = weight_gradients_ && projection->is_float8();
     for (int64_t operand = 0; operand < models::kFloat8Operands; ++operand) {
       projection->float8_counts[static_cast<size_t>(operand)] = counts_[operand];
     }

@@ -21,8 +21,9 @@ namespace distill::sharding {
 // number of ranks computes the same bits.
 class Float8Weights {
  public:
-  // `compute_dtype`: of vectors and of all that is not in float8.
-  Float8Weights(at::Device device, at::ScalarType compute_dtype);
+  // `compute_dtype`: of vectors and of all that is not in float8. `weight_gradients`: the products of the weights'
+  // gradients are in float8, too (models::Projection::float8_weight_gradient).
+  Float8Weights(at::Device device, at::ScalarType compute_dtype, bool weight_gradients = false);
 
   // Adds a unit; its index must be one above the last one's, or larger. Every matrix of the unit that may be in float8
   // is; the others come before it.
@@ -71,6 +72,7 @@ class Float8Weights {
 
   at::Device device_;
   at::ScalarType compute_dtype_;
+  bool weight_gradients_;
   std::vector<Unit> units_;
   int64_t numel_ = 0;
   at::Tensor whole_; // fp32 [numel]: vectors, and magnitudes that become scales

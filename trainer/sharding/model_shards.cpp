@@ -12,7 +12,7 @@ ModelShards::ModelShards(models::ModelConfig config, const ShardOptions& options
       "a model with an adapter has a frozen base, and no other has one");
   if (options.trainable && base_ == nullptr && config_.float8.any()) {
     TORCH_CHECK(options.state.host == nullptr, "the state of a model that is trained in float8 is on the device");
-    float8_ = std::make_unique<Float8Weights>(options.device, options.compute_dtype);
+    float8_ = std::make_unique<Float8Weights>(options.device, options.compute_dtype, config_.float8_weight_gradients);
   }
   for (models::UnitLayout& layout : models::trained_layouts(config_)) {
     const auto index = static_cast<int64_t>(units_.size());

@@ -25,7 +25,9 @@ metrics::Float8Losses float8_losses(const std::vector<double>& numbers) {
   metrics::Float8Losses losses;
   for (size_t operand = 0; operand < losses.underflow.size(); ++operand) {
     const double* counts = numbers.data() + kFloat8 + operand * models::kFloat8Counts;
-    losses.underflow[operand] = counts[models::kFloat8Lost] / std::max(1.0, counts[models::kFloat8Values]);
+    if (counts[models::kFloat8Values] > 0) {
+      losses.underflow[operand] = counts[models::kFloat8Lost] / counts[models::kFloat8Values];
+    }
     losses.bad_rows += counts[models::kFloat8BadRows];
   }
   const double* shadow = numbers.data() + kShadow;

@@ -43,6 +43,7 @@ TEST(Rules, ADumpMayHaveKeysThatAnOverrideLeavesWithoutEffect) {
       {{"teacher.dtype=float8", "float8.gate_tokens=100"}, {"teacher.dtype=auto"}},
       {{"teacher.dtype=float8", "teacher.float8_exceptions=[down]"}, {"teacher.dtype=auto"}},
       {{"student.dtype=float8", "float8.shadow_every=3"}, {"student.dtype=auto"}},
+      {{"student.dtype=float8", "float8.weight_gradients=true"}, {"student.dtype=auto"}},
       {{}, {"loss.divergence=forward_kl"}},
       {{"loss.hard_weight=1", "loss.z_loss=1e-4"}, {"loss.hard_weight=0"}},
       {{}, {"teacher.path=null", "loss.divergence=none", "loss.hard_weight=1"}},

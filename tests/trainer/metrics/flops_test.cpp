@@ -33,6 +33,9 @@ TEST(FlopsTest, AFloat8OperationCountsHalf) {
   EXPECT_DOUBLE_EQ(flops.matrix_gradients, 2 * plain - (blocks - down) / 2);
   EXPECT_DOUBLE_EQ(
       step_flops_per_token(flops, {}, /*causal=*/true), 3 * plain - (blocks - down) + 3 * flops.attention_causal);
+  config.float8_weight_gradients = true; // of the same products
+  EXPECT_DOUBLE_EQ(token_flops(config, 64).matrix_gradients, 2 * plain - (blocks - down));
+  EXPECT_DOUBLE_EQ(token_flops(config, 64).matrices, flops.matrices);
 }
 
 TEST(TokenFlops, FrozenWeightsHaveNoGradients) {

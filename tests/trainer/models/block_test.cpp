@@ -66,7 +66,7 @@ TEST_F(BlockTest, RecomputeGivesTheSameBitsAtTheSizeOfAModel) {
 }
 
 // The block's weights in float8, as a model that is trained has them.
-BlockParams in_float8(const BlockParams& exact) {
+BlockParams in_float8(const BlockParams& exact, bool weight_gradients = false) {
   BlockParams params = exact;
   const at::Tensor& weight = exact.mlp.down.weight_OI;
   Float8CountsOf counts;
@@ -81,6 +81,7 @@ BlockParams in_float8(const BlockParams& exact) {
     projection->weight_OI = rows.values_RC;
     projection->scale_O = rows.scale_R;
     projection->float8_counts = counts;
+    projection->float8_weight_gradient = weight_gradients;
   }
   return params;
 }
@@ -102,6 +103,7 @@ TEST_F(BlockTest, Float8GradientsAreNearThoseOfTheRoundedWeights) {
     SCOPED_TRACE(shape.name);
     Case c = make_case(shape, dtype);
     const BlockParams float8 = in_float8(block_params(c.layout, c.flat));
+    const BlockParams all_float8 = in_float8(block_params(c.layout, c.flat), /*weight_gradients=*/true);
     // The reference has the rounded weights, so that what differs is the rounding of activations and gradients.
     Case rounded = c;
     rounded.flat = c.flat.clone();
@@ -118,15 +120,30 @@ TEST_F(BlockTest, Float8GradientsAreNearThoseOfTheRoundedWeights) {
     // A recurrence carries what rounding changed to later tokens, and the norms of its small heads enlarge it.
     const double enlarged = shape.kind.delta ? 2 : 1;
 
-    for (const bool recompute : {false, true}) {
+    at::Tensor dx_of_float8;
+    for (const auto& [params, recompute, tile] :
+         {std::tuple(&float8, false, int64_t{0}),
+          {&float8, true, 0},
+          {&all_float8, false, 0},
+          {&all_float8, true, 0},
+          {&all_float8, false, 16}}) {
+      const bool weight_gradients = params == &all_float8;
+      SCOPED_TRACE(absl::StrCat("weight gradients ", weight_gradients, ", recompute ", recompute, ", tile ", tile));
+      BlockContext context = c.context();
+      context.tile_tokens = tile;
       at::Tensor flat = at::zeros({c.layout.numel}, options(at::kFloat));
       BlockParams grads = block_params(c.layout, flat);
       BlockSaved saved;
-      const at::Tensor y = block_forward(c.context(), float8, c.x_NH, &saved);
+      const at::Tensor y = block_forward(context, *params, c.x_NH, &saved);
       if (recompute) {
         saved = save_input_only(c.x_NH);
       }
-      const at::Tensor dx = block_backward(c.context(), float8, c.dy_NH, std::move(saved), grads);
+      const at::Tensor dx = block_backward(context, *params, c.dy_NH.clone(), std::move(saved), grads);
+      // What the weights' gradients are made of does not change those of activations.
+      dx_of_float8 = dx_of_float8.defined() ? dx_of_float8 : dx;
+      if (tile == 0) {
+        EXPECT_TRUE(at::equal(dx, dx_of_float8));
+      }
       const auto error = [](const at::Tensor& actual, const at::Tensor& exact) {
         return ((actual.to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
       };
@@ -138,15 +155,21 @@ TEST_F(BlockTest, Float8GradientsAreNearThoseOfTheRoundedWeights) {
             << param.name;
       }
     }
-    const at::Tensor& gradients = counts_of(float8.mlp.down.float8_counts, Float8Operand::kGradients);
+    const auto values_of = [](const BlockParams& params, Float8Operand operand) {
+      return counts_of(params.mlp.down.float8_counts, operand)[kFloat8Values].item<int64_t>();
+    };
     const int64_t tokens = c.x_NH.size(0);
-    int64_t outputs = 0;
+    int64_t outputs = 0, inputs = 0;
     for (const ParamLayout& param : c.layout.params) {
       outputs += param.may_be_float8 ? param.shape[0] : 0;
+      inputs += param.may_be_float8 ? param.shape[1] : 0;
     }
-    EXPECT_EQ(gradients[kFloat8Values].item<int64_t>(),
-              2 * tokens / kFloat8SampledRows * outputs); // two passes
-    EXPECT_GT(counts_of(float8.mlp.down.float8_counts, Float8Operand::kActivations)[kFloat8Values].item<int64_t>(), 0);
+    const int64_t sampled = tokens / kFloat8SampledRows;
+    EXPECT_EQ(values_of(float8, Float8Operand::kGradients), 2 * sampled * outputs); // two passes
+    EXPECT_EQ(values_of(float8, Float8Operand::kWeightGradients), 0);
+    EXPECT_EQ(values_of(all_float8, Float8Operand::kGradients), 3 * sampled * outputs); // for two products, once
+    EXPECT_EQ(values_of(all_float8, Float8Operand::kWeightGradients), 3 * sampled * inputs);
+    EXPECT_GT(values_of(float8, Float8Operand::kActivations), 0);
   }
 }
 

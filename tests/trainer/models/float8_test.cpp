@@ -3,6 +3,7 @@
 
 #include "tests/trainer/models/test_device.h"
 #include "trainer/models/float8_products.h"
+#include "trainer/models/ops/float8_format.h"
 #include "trainer/models/ops/float8_shard.h"
 #include "trainer/models/ops/product_add.h"
 #include "trainer/models/ops/rms_norm.h"
@@ -143,7 +144,8 @@ TEST_F(Float8Test, ScalesCanBeTheSmallestPowersOfTwoThatServe) {
   const at::Tensor scale = rows.scale_R.to(at::kDouble), largest = x.to(at::kDouble).abs().amax(1);
   EXPECT_TRUE(std::get<0>(at::frexp(scale)).eq(0.5).all().item<bool>());
   EXPECT_TRUE((scale * 448 >= largest).all().item<bool>());
-  EXPECT_TRUE((scale * 224 < at::clamp_min(largest, 1e-27)).all().item<bool>());
+  EXPECT_TRUE((scale * 224 < at::clamp_min(largest, 448 * kFloat8SmallestPower)).all().item<bool>());
+  EXPECT_EQ(scale[3].item<double>(), kFloat8SmallestPower);
   EXPECT_EQ(scale[4].item<double>(), 1.0 / 64);
   EXPECT_EQ(scale[5].item<double>(), 1.0 / 32);
   expect_equal({rows.values_RC.cpu(), rows.scale_R.cpu()}, float8_rows(x.cpu(), {.power_of_two = true}));
@@ -198,14 +200,25 @@ TEST_F(Float8Test, ATransposeHasEveryByteInItsPlace) {
   }
 }
 
+TEST_F(Float8Test, ATransposeCanHaveZerosBehindItsColumns) {
+  for (const auto& [rows, columns, wanted] :
+       {std::array<int64_t, 3>{1, 4, 16}, {17, 132, 32}, {127, 64, 128}, {129, 1040, 144}, {640, 16, 656}}) {
+    const at::Tensor bytes = at::randint(0, 256, {rows, columns}, options(at::kByte));
+    const at::Tensor transposed = float8_transpose(bytes.view(at::kFloat8_e4m3fn), wanted).view(at::kByte);
+    EXPECT_TRUE(at::equal(transposed.narrow(1, 0, rows), bytes.t())) << rows << " x " << columns;
+    EXPECT_EQ(transposed.narrow(1, rows, wanted - rows).count_nonzero().item<int64_t>(), 0) << rows << " x " << columns;
+  }
+}
+
 TEST_F(Float8Test, TheGradientOfAnInputHasOnlyTheErrorOfItsAccumulation) {
   for (const auto& [tokens, inputs, outputs] : {std::array<int64_t, 3>{48, 64, 32}, {17, 48, 1024}, {256, 512, 4096}}) {
     const at::Tensor dy = matrix(tokens, outputs);
     const Float8Rows weight = float8_rows(matrix(outputs, inputs), {.power_of_two = true});
-    const at::Tensor dx = float8_linear_backward_input(dy, weight);
+    const Float8Rows rounded = float8_rows(dy, {.factor_C = weight.scale_R});
+    const at::Tensor dx = float8_linear_backward_input(rounded, weight, dy.scalar_type());
     EXPECT_EQ(dx.scalar_type(), dy.scalar_type());
     // fp64 on the same rounded operands.
-    const at::Tensor dy64 = float8_to_float(float8_rows(dy, {.factor_C = weight.scale_R})).to(at::kDouble);
+    const at::Tensor dy64 = float8_to_float(rounded).to(at::kDouble);
     const at::Tensor w64 = weight.values_RC.to(at::kDouble);
     const at::Tensor exact = at::mm(dy64, w64);
     const double tolerance = test_device().is_cuda() ? 8e-3 : 1e-6;
@@ -214,6 +227,164 @@ TEST_F(Float8Test, TheGradientOfAnInputHasOnlyTheErrorOfItsAccumulation) {
     // The result is the gradient: besides the weight, only the operand dy has been rounded.
     const at::Tensor unrounded = at::mm(dy.to(at::kDouble), float8_to_float(weight).to(at::kDouble));
     EXPECT_LT(((dx.to(at::kDouble) - unrounded).norm() / unrounded.norm()).item<double>(), 0.05);
+  }
+}
+
+// Scales of tokens that differ by as much as gradients may.
+at::Tensor token_scales(const at::Tensor& exponents) {
+  return at::exp(exponents.mul(4)).mul_(1e-7).to(at::kFloat);
+}
+
+TEST_F(Float8Test, ScaledColumnsAreRoundedToTheNearest) {
+  for (const auto& [tokens, inputs] :
+       {std::array<int64_t, 2>{1, 16}, {17, 48}, {130, 80}, {64, 272}, {300, 1040}, {1025, 64}}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      SCOPED_TRACE(absl::StrCat(tokens, " x ", inputs, " ", c10::toString(dtype)));
+      const at::Tensor x = matrix(tokens, inputs).mul(0.1).to(dtype), s = token_scales(randn({tokens}));
+      const int64_t whole = (tokens + kFloat8Tokens - 1) / kFloat8Tokens * kFloat8Tokens + kFloat8Tokens;
+      at::Tensor counts = at::zeros({kFloat8Counts}, options(at::kLong));
+      const Float8Rows columns = float8_scaled_columns(x, s, whole, counts);
+      ASSERT_EQ(columns.values_RC.sizes(), at::IntArrayRef({inputs, whole}));
+      const at::Tensor exact = (x.to(at::kDouble) * s.to(at::kDouble).unsqueeze(1)).t();
+      const at::Tensor scale = columns.scale_R.to(at::kDouble).unsqueeze(1);
+      EXPECT_LT(relative_error(scale.squeeze(1) * 448 / exact.abs().amax(1), at::ones_like(exact.amax(1))), 1e-6);
+      const at::Tensor values = float8_to_float(columns).to(at::kDouble);
+      const at::Tensor error = (values.narrow(1, 0, tokens) - exact).abs();
+      const at::Tensor allowed = at::maximum(exact.abs() / 16, scale * std::pow(2.0, -10)) * (1 + 1e-5);
+      EXPECT_TRUE((error <= allowed).all().item<bool>());
+      EXPECT_EQ(columns.values_RC.view(at::kByte).narrow(1, tokens, whole - tokens).count_nonzero().item<int64_t>(), 0);
+
+      // The first of every 8 inputs is counted.
+      const at::Tensor sample = values.narrow(1, 0, tokens).slice(0, 0, inputs, kFloat8SampledRows);
+      const int64_t lost = sample.eq(0).sum().item<int64_t>(); // x has no zeros
+      EXPECT_GT(tokens < 64 ? 1 : lost, 0);
+      EXPECT_EQ(counts[kFloat8Lost].item<int64_t>(), lost);
+      EXPECT_EQ(counts[kFloat8Values].item<int64_t>(), sample.numel());
+      EXPECT_EQ(counts[kFloat8BadRows].item<int64_t>(), 0);
+
+      // The same bits on every device, and with rows that do not begin at an aligned address.
+      const Float8Rows host = float8_scaled_columns(x.cpu(), s.cpu(), whole);
+      expect_equal({columns.values_RC.cpu(), columns.scale_R.cpu()}, host);
+      const at::Tensor unaligned = at::empty({tokens * inputs + 1}, x.options()).narrow(0, 1, tokens * inputs);
+      unaligned.view(x.sizes()).copy_(x);
+      expect_equal(float8_scaled_columns(unaligned.view(x.sizes()), s, whole), columns);
+    }
+  }
+}
+
+// The gradients of tokens that no loss depends on are zeros: they say nothing about what is lost.
+TEST_F(Float8Test, TokensWithoutAGradientAreNotCountedAsLost) {
+  const at::Tensor x = randn({64, 64}, compute_dtype());
+  at::Tensor dy = randn({64, 32}, compute_dtype());
+  dy.narrow(0, 7, 30).zero_();
+  at::Tensor counts = at::zeros({kFloat8Counts}, options(at::kLong));
+  const Float8Rows columns = float8_scaled_columns(x, float8_rows(dy).scale_R, 64, counts);
+  EXPECT_EQ(counts[kFloat8Lost].item<int64_t>(), 0);
+  EXPECT_EQ(counts[kFloat8Values].item<int64_t>(), 64 / kFloat8SampledRows * 64);
+  EXPECT_EQ(columns.values_RC.view(at::kByte).narrow(1, 7, 30).bitwise_and(0x7f).count_nonzero().item<int64_t>(), 0);
+}
+
+// A layer's tensors for the gradient of its weight, and that gradient in fp64.
+struct WeightGradientCase {
+  at::Tensor dy, x;
+  Float8Rows weight, rounded_dy;
+  at::Tensor exact, of_rounded; // of dy and x, of the same after they were rounded as float8.h says
+
+  WeightGradientCase(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w)
+      : dy(dy), x(x), weight(float8_rows(w, {.power_of_two = true})) {
+    rounded_dy = float8_rows(dy, {.factor_C = weight.scale_R});
+    exact = at::mm(dy.to(at::kDouble).t(), x.to(at::kDouble));
+    const at::Tensor scaled = (x.to(at::kFloat) * rounded_dy.scale_R.unsqueeze(1)).t().contiguous();
+    const at::Tensor q_ON = rounded_dy.values_RC.to(at::kDouble).t() / weight.scale_R.to(at::kDouble).unsqueeze(1);
+    of_rounded = at::mm(q_ON, float8_to_float(float8_rows(scaled)).to(at::kDouble).t());
+  }
+  at::Tensor gradient(const Float8Accumulation& accumulation, const at::Tensor& before) const {
+    at::Tensor grad = before.clone();
+    float8_linear_backward_weight(rounded_dy, weight.scale_R, x, grad, accumulation);
+    return grad;
+  }
+  at::Tensor gradient(bool fast = false) const {
+    const at::Tensor nan =
+        at::full(exact.sizes(), std::numeric_limits<float>::quiet_NaN(), x.options().dtype(at::kFloat));
+    return gradient({.accumulate = false, .fast = fast}, nan);
+  }
+};
+
+double norm_error(const at::Tensor& actual, const at::Tensor& expected) {
+  const double error = ((actual.to(at::kDouble) - expected).norm() / expected.norm()).item<double>();
+  return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
+}
+
+TEST_F(Float8Test, TheGradientOfAWeightHasOnlyTheErrorOfItsOperands) {
+  for (const auto& [tokens, inputs, outputs] :
+       {std::array<int64_t, 3>{48, 64, 32}, {1, 16, 16}, {17, 48, 1024}, {250, 512, 48}, {1000, 80, 64}}) {
+    for (const double spread : {0.0, 1.0, 2.3}) { // the tokens' gradients differ by factors of 1, 400, 1e6
+      SCOPED_TRACE(absl::StrCat(tokens, " x ", inputs, " x ", outputs, ", spread ", spread));
+      at::Tensor dy = randn({tokens, outputs}) * 1e-6;
+      dy.mul_(at::exp(at::linspace(-3, 3, tokens, options()).mul_(spread)).unsqueeze(1));
+      // Rows of a weight differ by factors of a few.
+      const at::Tensor w = randn({outputs, inputs}).mul_(at::exp(0.5 * randn({outputs, 1}))).mul_(0.02);
+      const WeightGradientCase c(dy.to(compute_dtype()), matrix(tokens, inputs), w.to(compute_dtype()));
+      const at::Tensor grad = c.gradient();
+      EXPECT_LT(norm_error(grad, c.of_rounded), test_device().is_cuda() ? 2e-3 : 1e-6);
+      EXPECT_LT(norm_error(grad, c.exact), 0.05);
+      const at::Tensor before = randn(grad.sizes(), at::kFloat).mul_(c.exact.norm().item<double>());
+      EXPECT_LT(
+          norm_error(c.gradient({.accumulate = true}, before), before.to(at::kDouble) + c.of_rounded),
+          test_device().is_cuda() ? 2e-3 : 1e-6);
+    }
+  }
+}
+
+// On CUDA, how much of the error is that of the sum over tokens (printed).
+TEST_F(Float8Test, TheSumOverManyTokensIsExactEnough) {
+  const int64_t tokens = test_device().is_cuda() ? 16384 : 512;
+  const WeightGradientCase c(
+      randn({tokens, 256}, compute_dtype()), randn({tokens, 512}, compute_dtype()), randn({256, 512}, compute_dtype()));
+  const double rounding = norm_error(c.of_rounded, c.exact);
+  EXPECT_LT(rounding, 0.05);
+  EXPECT_GT(rounding, 0.01);
+  const double slow = norm_error(c.gradient(), c.of_rounded);
+  EXPECT_LT(slow, test_device().is_cuda() ? 2e-3 : 1e-6);
+  if (test_device().is_cuda()) {
+    const double fast = norm_error(c.gradient(/*fast=*/true), c.of_rounded);
+    std::printf("%ld tokens: rounding %.5f, sums %.6f, fast %.6f\n", tokens, rounding, slow, fast);
+    EXPECT_LT(fast, 0.1);
+    EXPECT_LE(slow, fast);
+  }
+}
+
+// dy is multiplied by the weight's scales before it is rounded: the smallest of them bounds what is lost.
+TEST_F(Float8Test, RowsOfZerosHaveGradients) {
+  for (const bool all : {false, true}) {
+    at::Tensor w = randn({32, 64}, compute_dtype()).mul_(0.02);
+    (all ? w : w.narrow(0, 5, 3)).zero_();
+    const WeightGradientCase c(randn({96, 32}, compute_dtype()).mul_(1e-7), matrix(96, 64), w);
+    const at::Tensor grad = c.gradient();
+    for (const int64_t row : {4, 5, 7}) {
+      EXPECT_LT(norm_error(grad[row], c.exact[row]), 0.08) << row;
+    }
+  }
+}
+
+TEST_F(Float8Test, WhatIsNotFiniteIsInTheGradient) {
+  constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const int64_t tokens : {40, 250}) {
+    for (const double value : {kInf, -kInf, kNan, -kNan}) {
+      const at::Tensor dy = matrix(tokens, 32), x = matrix(tokens, 64), w = matrix(32, 64);
+      EXPECT_TRUE(WeightGradientCase(dy, x, w).gradient().isfinite().all().item<bool>());
+      at::Tensor bad_x = x.clone(), bad_dy = dy.clone();
+      bad_x[tokens - 1][7] = value;
+      bad_dy[3][9] = value;
+      const at::Tensor finite = WeightGradientCase(dy, bad_x, w).gradient().isfinite();
+      EXPECT_FALSE(finite.select(1, 7).any().item<bool>()) << value;
+      EXPECT_TRUE(finite.narrow(1, 0, 7).all().item<bool>()) << value;
+      EXPECT_TRUE(finite.narrow(1, 8, 56).all().item<bool>()) << value;
+      EXPECT_FALSE(WeightGradientCase(bad_dy, x, w).gradient().isfinite().any().item<bool>()) << value;
+      at::Tensor counts = at::zeros({kFloat8Counts}, options(at::kLong));
+      float8_scaled_columns(bad_x, at::ones({tokens}, options(at::kFloat)), 256, counts);
+      EXPECT_EQ(counts[kFloat8BadRows].item<int64_t>(), 1) << value;
+    }
   }
 }
 

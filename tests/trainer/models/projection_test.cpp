@@ -86,7 +86,7 @@ TEST_F(ProjectionTest, BothGradientsShareWhatTheAdaptersNeed) {
   add_weight_gradient(projection, alone, dy, x);
   const at::Tensor dx = input_gradient(projection, dy);
   for (const bool input_first : {false, true}) {
-    LowGradient low;
+    SharedGradient low;
     Projection own = gradient();
     at::Tensor own_dx = input_first ? input_gradient(projection, dy, &low) : at::Tensor();
     add_weight_gradient(projection, own, dy, x, &low);
@@ -100,6 +100,53 @@ TEST_F(ProjectionTest, BothGradientsShareWhatTheAdaptersNeed) {
         1);
     EXPECT_LT(relative_error(low.dlow_NR, expected), kExact);
   }
+}
+
+TEST_F(ProjectionTest, BothFloat8GradientsShareTheRoundedGradient) {
+  const at::ScalarType dtype = test_device().is_cuda() ? at::kBFloat16 : at::kFloat;
+  const at::Tensor weight = randn({32, 64}, dtype), x = randn({40, 64}, dtype), dy = randn({40, 32}, dtype);
+  const Float8Rows rows = float8_rows(weight, {.power_of_two = true});
+  at::Tensor counts = at::zeros({kFloat8Operands, kFloat8Counts}, options(at::kLong));
+  Projection projection{.weight_OI = rows.values_RC, .scale_O = rows.scale_R};
+  for (int64_t operand = 0; operand < kFloat8Operands; ++operand) {
+    projection.float8_counts[static_cast<size_t>(operand)] = counts[operand];
+  }
+  const auto values_of = [&](Float8Operand operand) {
+    return counts[static_cast<int64_t>(operand)][kFloat8Values].item<int64_t>();
+  };
+  const auto gradient = [&] {
+    return Projection{.weight_OI = at::full({32, 64}, std::nan(""), options(at::kFloat)), .is_new = true};
+  };
+  const at::Tensor exact = at::mm(dy.to(at::kDouble).t(), x.to(at::kDouble));
+  const auto error = [&](const Projection& own) {
+    return ((own.weight_OI.to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
+  };
+  Projection plain = gradient();
+  add_weight_gradient(projection, plain, dy, x);
+  EXPECT_LT(error(plain), 1e-5); // in the compute dtype
+  const at::Tensor dx = input_gradient(projection, dy);
+  projection.float8_weight_gradient = true;
+  Projection alone = gradient();
+  add_weight_gradient(projection, alone, dy, x);
+  EXPECT_LT(error(alone), 0.06);
+  EXPECT_GT(error(alone), 5e-3);
+  for (const bool input_first : {false, true}) {
+    counts.zero_();
+    SharedGradient shared;
+    Projection own = gradient();
+    at::Tensor own_dx = input_first ? input_gradient(projection, dy, &shared) : at::Tensor();
+    add_weight_gradient(projection, own, dy, x, &shared);
+    own_dx = input_first ? own_dx : input_gradient(projection, dy, &shared);
+    EXPECT_TRUE(at::equal(own_dx, dx));
+    EXPECT_TRUE(at::equal(own.weight_OI, alone.weight_OI));
+    EXPECT_EQ(values_of(Float8Operand::kGradients), 40 / kFloat8SampledRows * 32); // rounded once
+    EXPECT_EQ(values_of(Float8Operand::kWeightGradients), 64 / kFloat8SampledRows * 40);
+    own.is_new = false;
+    add_weight_gradient(projection, own, dy, x, &shared);
+    EXPECT_LT(relative_error(own.weight_OI, 2 * alone.weight_OI), 1e-5);
+  }
+  Projection none;
+  EXPECT_NO_THROW(add_weight_gradient(projection, none, dy, x));
 }
 
 TEST_F(ProjectionTest, AGradientOfAnotherProductIsRefused) {

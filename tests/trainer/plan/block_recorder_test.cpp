@@ -71,11 +71,13 @@ TEST(BlockRecorder, PassesInFloat8AreToldApartFromOthers) {
   for (const c10::DeviceType target : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
     for (const std::vector<std::string>& exceptions :
          {std::vector<std::string>{}, std::vector<std::string>{"0"}, std::vector<std::string>{"2"}}) {
-      for (const int64_t shadow_every : {0, 1}) {
-        SCOPED_TRACE(absl::StrCat(absl::StrJoin(exceptions, ","), ", shadow_every ", shadow_every));
+      for (const auto& [shadow_every, weight_gradients] : {std::pair(0, false), {1, false}, {0, true}, {1, true}}) {
+        SCOPED_TRACE(absl::StrCat(
+            absl::StrJoin(exceptions, ","), ", shadow_every ", shadow_every, ", weight gradients ", weight_gradients));
         models::ModelConfig student = trainer::tiny_model(3, 64);
         student.kinds[0].mlp.ffn = 128;
         student.float8 = *models::Float8Products::all_but(exceptions, models::block_products(student));
+        student.float8_weight_gradients = weight_gradients;
         config::Config config = trainer::tiny_config(4);
         config.data.seq_len = 128;
         config.float8.shadow_every = shadow_every;
@@ -86,6 +88,30 @@ TEST(BlockRecorder, PassesInFloat8AreToldApartFromOthers) {
           expect_same(simulate(config, target, at::kBFloat16, ranks, policies, &blocks, student), dispatched);
         }
       }
+    }
+  }
+}
+
+// Products of weights' gradients in float8 have operands that exist for them alone.
+TEST(BlockRecorder, WeightGradientsInFloat8AreToldApartFromOthers) {
+  models::ModelConfig student = trainer::tiny_model(3, 64);
+  student.kinds[0].mlp.ffn = 1024; // whose gradient needs the most memory
+  student.float8 = *models::Float8Products::all_but({}, models::block_products(student));
+  config::Config config = trainer::tiny_config(4);
+  config.data.seq_len = 250; // 1000 tokens, which the operands of the products pad to 1024
+  const std::vector<models::ActivationPolicy> policies(3, models::ActivationPolicy::kKeep);
+  for (const c10::DeviceType target : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    BlockRecorder blocks;
+    std::array<int64_t, 2> highest{};
+    for (const bool weight_gradients : {false, true}) {
+      student.float8_weight_gradients = weight_gradients;
+      const SimulatedMemory dispatched = simulate(config, target, at::kBFloat16, 1, policies, nullptr, student);
+      expect_same(simulate(config, target, at::kBFloat16, 1, policies, &blocks, student), dispatched);
+      const auto& backward = dispatched.use.phases[static_cast<size_t>(device::MemoryPhase::kBackward)];
+      highest[weight_gradients ? 1 : 0] = backward.highest[static_cast<size_t>(device::Category::kWorkspace)];
+    }
+    if (target == c10::DeviceType::CUDA) { // a CPU multiplies in fp32, whose copies are larger
+      EXPECT_LT(highest[0], highest[1]);
     }
   }
 }

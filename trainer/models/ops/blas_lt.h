@@ -19,4 +19,9 @@ bool blas_lt_scales_rows(at::Device device);
 void blas_lt_product_add(
     const BlasLtOperand& x, const BlasLtOperand& weight, const at::Tensor& residual, at::Tensor& out);
 
+// out = x W^T, or out += x W^T, of float8 operands, which need blas_lt_scales_rows. `out`: contiguous, fp32.
+// `fast_accumulation`: the tensor cores' own sums, of about 14 bits; false: parts of them are added in fp32.
+void blas_lt_float8_product(
+    const BlasLtOperand& x, const BlasLtOperand& weight, at::Tensor& out, bool accumulate, bool fast_accumulation);
+
 } // namespace distill::models

@@ -22,8 +22,10 @@ cudaDataType_t type_of(const at::Tensor& tensor) {
       return CUDA_R_16F;
     case at::kFloat8_e4m3fn:
       return CUDA_R_8F_E4M3;
+    case at::kFloat:
+      return CUDA_R_32F;
     default:
-      TORCH_CHECK(false, "cuBLASLt: bf16, fp16 or e4m3 is expected, found ", tensor.scalar_type());
+      TORCH_CHECK(false, "cuBLASLt: bf16, fp16, e4m3 or fp32 is expected, found ", tensor.scalar_type());
   }
 }
 
@@ -34,7 +36,7 @@ blas_lt::Layout layout_of(const at::Tensor& tensor) {
 }
 
 // The product as cuBLASLt sees it: out^T [O, N] = W [O, I] x^T [I, N], all column-major, W transposed.
-blas_lt::Description describe(const BlasLtOperand& x, const BlasLtOperand& weight) {
+blas_lt::Description describe(const BlasLtOperand& x, const BlasLtOperand& weight, bool fast_accumulation) {
   blas_lt::Description description = blas_lt::make_description();
   blas_lt::set(description, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
   if (weight.scale.defined()) {
@@ -43,7 +45,7 @@ blas_lt::Description describe(const BlasLtOperand& x, const BlasLtOperand& weigh
     blas_lt::set(description, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, row_scales);
     blas_lt::set(description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, weight.scale.const_data_ptr());
     blas_lt::set(description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x.scale.const_data_ptr());
-    blas_lt::set(description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+    blas_lt::set(description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{fast_accumulation});
   }
   return description;
 }
@@ -69,7 +71,7 @@ cublasLtMatmulAlgo_t choose_algorithm(
           handle, description.get(), layouts.weight.get(), layouts.x.get(), layouts.residual.get(), layouts.out.get(),
           preference.get(), 1, &result, &found),
       "cublasLtMatmulAlgoGetHeuristic");
-  TORCH_CHECK(found > 0, "cuBLASLt has no algorithm for a product that adds a residual");
+  TORCH_CHECK(found > 0, "cuBLASLt has no algorithm for a product that adds to what another tensor holds");
   return result.algo;
 }
 
@@ -78,8 +80,10 @@ class Algorithms {
  public:
   template <typename Choose>
   cublasLtMatmulAlgo_t get(
-      const at::Tensor& x, const at::Tensor& weight, const Alignments& alignments, const Choose& choose) {
-    const Key key{x.get_device(), x.size(0), x.size(1), weight.size(0), x.scalar_type(), alignments};
+      const at::Tensor& x, const at::Tensor& weight, const at::Tensor& out, bool fast_accumulation,
+      const Alignments& alignments, const Choose& choose) {
+    const Key key{x.get_device(),  x.size(0),         x.size(1),         weight.size(0),
+                  x.scalar_type(), out.scalar_type(), fast_accumulation, alignments};
     const std::lock_guard lock(mutex_);
     auto found = chosen_.find(key);
     if (found == chosen_.end()) {
@@ -89,10 +93,37 @@ class Algorithms {
   }
 
  private:
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, at::ScalarType, Alignments>;
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, at::ScalarType, at::ScalarType, bool, Alignments>;
   std::mutex mutex_;
   std::map<Key, cublasLtMatmulAlgo_t> chosen_;
 };
+
+// out = x W^T + beta * residual, which may be `out` itself.
+void multiply(
+    const BlasLtOperand& x, const BlasLtOperand& weight, float beta, const at::Tensor& residual, at::Tensor& out,
+    bool fast_accumulation) {
+  const at::DeviceGuard guard(out.device());
+  static auto& algorithms = *new Algorithms; // never destroyed: streams may outlive static objects
+  const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
+  void* workspace = at::cuda::getCUDABlasLtWorkspace();
+  const auto workspace_bytes = at::cuda::getCUDABlasLtWorkspaceSize();
+  const blas_lt::Description description = describe(x, weight, fast_accumulation);
+  const Layouts layouts{layout_of(weight.values), layout_of(x.values), layout_of(residual), layout_of(out)};
+  const Alignments alignments{
+      blas_lt::alignment_of(weight.values), blas_lt::alignment_of(x.values), blas_lt::alignment_of(residual),
+      blas_lt::alignment_of(out)};
+  const cublasLtMatmulAlgo_t algorithm = algorithms.get(
+      x.values, weight.values, out, fast_accumulation, alignments,
+      [&] { return choose_algorithm(handle, description, layouts, alignments, workspace_bytes); });
+  const float one = 1;
+  blas_lt::check(
+      cublasLtMatmul(
+          handle, description.get(), &one, weight.values.const_data_ptr(), layouts.weight.get(),
+          x.values.const_data_ptr(), layouts.x.get(), &beta, residual.const_data_ptr(), layouts.residual.get(),
+          out.mutable_data_ptr(), layouts.out.get(), &algorithm, workspace, workspace_bytes,
+          c10::cuda::getCurrentCUDAStream(out.get_device())),
+      "cublasLtMatmul");
+}
 
 } // namespace
 
@@ -103,27 +134,12 @@ bool blas_lt_scales_rows(at::Device device) {
 
 void blas_lt_product_add(
     const BlasLtOperand& x, const BlasLtOperand& weight, const at::Tensor& residual, at::Tensor& out) {
-  const at::DeviceGuard guard(out.device());
-  static auto& algorithms = *new Algorithms; // never destroyed: streams may outlive static objects
-  const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
-  void* workspace = at::cuda::getCUDABlasLtWorkspace();
-  const auto workspace_bytes = at::cuda::getCUDABlasLtWorkspaceSize();
-  const blas_lt::Description description = describe(x, weight);
-  const Layouts layouts{layout_of(weight.values), layout_of(x.values), layout_of(residual), layout_of(out)};
-  const Alignments alignments{
-      blas_lt::alignment_of(weight.values), blas_lt::alignment_of(x.values), blas_lt::alignment_of(residual),
-      blas_lt::alignment_of(out)};
-  const cublasLtMatmulAlgo_t algorithm = algorithms.get(x.values, weight.values, alignments, [&] {
-    return choose_algorithm(handle, description, layouts, alignments, workspace_bytes);
-  });
-  const float one = 1;
-  blas_lt::check(
-      cublasLtMatmul(
-          handle, description.get(), &one, weight.values.const_data_ptr(), layouts.weight.get(),
-          x.values.const_data_ptr(), layouts.x.get(), &one, residual.const_data_ptr(), layouts.residual.get(),
-          out.mutable_data_ptr(), layouts.out.get(), &algorithm, workspace, workspace_bytes,
-          c10::cuda::getCurrentCUDAStream(out.get_device())),
-      "cublasLtMatmul");
+  multiply(x, weight, /*beta=*/1, residual, out, /*fast_accumulation=*/true);
+}
+
+void blas_lt_float8_product(
+    const BlasLtOperand& x, const BlasLtOperand& weight, at::Tensor& out, bool accumulate, bool fast_accumulation) {
+  multiply(x, weight, accumulate ? 1 : 0, out, out, fast_accumulation);
 }
 
 } // namespace distill::models

@@ -50,7 +50,7 @@ __device__ __forceinline__ float float8_scale(float largest) {
 
 // Does for one row what magnitudes_to_scales_ of float8_shard.h does.
 __device__ __forceinline__ float float8_power_of_two_scale(float largest) {
-  const float clamped = fmaxf(largest, kFloat8Max * kFloat8SmallestScale);
+  const float clamped = fmaxf(largest, kFloat8Max * kFloat8SmallestPower);
   const float scale = __int_as_float((__float_as_int(clamped) + 0x001fffff) & 0x7f800000) * 0x1p-8F;
   return isnan(largest) ? largest : scale;
 }
@@ -94,6 +94,18 @@ __device__ __forceinline__ void store_float8(uint8_t* address, const Pack<T, V>&
       *reinterpret_cast<uint16_t*>(address) = pairs[0];
     }
   }
+}
+
+// Four rows of four bytes become four columns: byte j of out[i] is byte i of in[j].
+__device__ __forceinline__ void transpose_words(const uint32_t (&in)[4], uint32_t (&out)[4]) {
+  const uint32_t low01 = __byte_perm(in[0], in[1], 0x5140); // bytes 0, 1 of both rows, interleaved
+  const uint32_t low23 = __byte_perm(in[2], in[3], 0x5140);
+  const uint32_t high01 = __byte_perm(in[0], in[1], 0x7362);
+  const uint32_t high23 = __byte_perm(in[2], in[3], 0x7362);
+  out[0] = __byte_perm(low01, low23, 0x5410);
+  out[1] = __byte_perm(low01, low23, 0x7632);
+  out[2] = __byte_perm(high01, high23, 0x5410);
+  out[3] = __byte_perm(high01, high23, 0x7632);
 }
 
 } // namespace distill::models

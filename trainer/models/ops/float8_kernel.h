@@ -28,15 +28,34 @@ const char* launch_float8_rows(const Float8RowsArgs& args, CUstream_st* stream);
 const char* launch_float8_swiglu(const Float8RowsArgs& args, CUstream_st* stream);
 const char* launch_float8_geglu(const Float8RowsArgs& args, CUstream_st* stream);
 
-constexpr int64_t kTransposeUnit = 4; // sizes are multiples of it
+constexpr int64_t kTransposeUnit = 4; // columns and out_columns are multiples of it
 
 struct Float8TransposeArgs {
   const void* in; // [R, C] bytes, contiguous
-  void* out; // [C, R]
+  void* out; // [C, out_columns]: zeros after the R-th column
   int64_t rows; // R
   int64_t columns; // C
+  int64_t out_columns; // R or more
 };
 const char* launch_float8_transpose(const Float8TransposeArgs& args, CUstream_st* stream);
+
+// Columns of s * x that become rows of e4m3 values: what float8_scaled_columns of float8.h does, in two passes over x.
+constexpr int64_t kColumnsUnit = 8; // columns are a multiple of it
+
+struct Float8ColumnsArgs {
+  const void* x; // [R, C] contiguous, 16-byte aligned; not fp64
+  const float* row_scale; // [R]: s; kFloat8SmallestScale stands for zero
+  float* largest; // [C]: the largest magnitudes of s * x. The first pass raises them from zero, the second reads them
+  void* values; // [C, out_columns] e4m3: zeros after the R-th column
+  float* scale; // [C]
+  int64_t rows; // R
+  int64_t columns; // C
+  int64_t out_columns; // R or more, a multiple of 16
+  ElementType type; // of x
+  int64_t* counts; // [3] as Float8Count, added to; null: not counted
+};
+const char* launch_float8_column_magnitudes(const Float8ColumnsArgs& args, CUstream_st* stream);
+const char* launch_float8_round_columns(const Float8ColumnsArgs& args, CUstream_st* stream);
 
 // Elements [first, first + count) of a matrix of rows of `columns` fp32 elements.
 struct Float8PartArgs {

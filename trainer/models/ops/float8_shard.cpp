@@ -68,7 +68,7 @@ void raise_row_magnitudes_(const MatrixPart& part, at::Tensor& largest_R) {
 void magnitudes_to_scales_(at::Tensor& largest_R) {
   // 448 is 1.75 * 2^8: a mantissa above that of 1.75 carries into the exponent. No division, which devices round
   // differently.
-  largest_R.clamp_min_(kFloat8Max * kFloat8SmallestScale);
+  largest_R.clamp_min_(kFloat8Max * kFloat8SmallestPower);
   largest_R.view(at::kInt).add_(0x001fffff).bitwise_and_(0x7f800000);
   largest_R.mul_(0x1p-8);
 }

@@ -17,7 +17,7 @@ struct MatrixPart {
 void raise_row_magnitudes_(const MatrixPart& part, at::Tensor& largest_R);
 
 // Turns the rows' largest magnitudes, any shape of fp32, into their scales: the smallest powers of two that are not
-// less than magnitude / 448.
+// less than magnitude / 448, and at least kFloat8SmallestPower.
 void magnitudes_to_scales_(at::Tensor& largest_R);
 
 // Rounds the part with the scales of its rows into `values` (kByte, as many as the part has elements): bit for bit what

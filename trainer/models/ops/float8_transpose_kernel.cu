@@ -1,4 +1,4 @@
-#include "trainer/models/ops/device.cuh"
+#include "trainer/models/ops/float8.cuh"
 #include "trainer/models/ops/float8_kernel.h"
 
 namespace distill::models {
@@ -9,33 +9,25 @@ constexpr int kTileWords = 32; // a tile is 128 x 128 bytes: 32 words wide, 32 g
 constexpr int kTileBytes = kTileWords * 4;
 constexpr int kWarpsPerBlock = 8;
 
-// Four rows of four bytes become four columns: byte j of out[i] is byte i of in[j].
-__device__ __forceinline__ void transpose_words(const uint32_t (&in)[4], uint32_t (&out)[4]) {
-  const uint32_t low01 = __byte_perm(in[0], in[1], 0x5140); // bytes 0, 1 of both rows, interleaved
-  const uint32_t low23 = __byte_perm(in[2], in[3], 0x5140);
-  const uint32_t high01 = __byte_perm(in[0], in[1], 0x7362);
-  const uint32_t high23 = __byte_perm(in[2], in[3], 0x7362);
-  out[0] = __byte_perm(low01, low23, 0x5410);
-  out[1] = __byte_perm(low01, low23, 0x7632);
-  out[2] = __byte_perm(high01, high23, 0x5410);
-  out[3] = __byte_perm(high01, high23, 0x7632);
-}
-
 // A thread block transposes one tile. In the tile's transpose, the word of group g in row r is at place g ^ (r / 4) of
 // its row, so that neither the writes (one g, every fourth r) nor the reads (one r, all g) of a warp share a bank.
 __global__ __launch_bounds__(kWarpsPerBlock* kWarp) void transpose(const __grid_constant__ Float8TransposeArgs args) {
   __shared__ uint32_t tile[kTileBytes][kTileWords];
   const int lane = threadIdx.x, warp = threadIdx.y;
-  const int64_t row_words = args.columns / 4, column_words = args.rows / 4; // of the matrix, of its transpose
+  const int64_t row_words = args.columns / 4, column_words = args.out_columns / 4; // of the matrix, of its transpose
   const int64_t first_word = static_cast<int64_t>(blockIdx.x) * kTileWords;
   const int64_t first_group = static_cast<int64_t>(blockIdx.y) * kTileWords;
   const auto* in = static_cast<const uint32_t*>(args.in);
   auto* out = static_cast<uint32_t*>(args.out);
   for (int group = warp; group < kTileWords; group += kWarpsPerBlock) {
     if (first_word + lane < row_words && first_group + group < column_words) {
-      const uint32_t* from = in + (first_group + group) * 4 * row_words + first_word + lane;
-      const uint32_t rows[4] = {from[0], from[row_words], from[2 * row_words], from[3 * row_words]};
-      uint32_t columns[4];
+      const int64_t row = (first_group + group) * 4;
+      const uint32_t* from = in + row * row_words + first_word + lane;
+      uint32_t rows[4], columns[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        rows[i] = row + i < args.rows ? from[i * row_words] : 0;
+      }
       transpose_words(rows, columns);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -58,7 +50,7 @@ const char* launch_float8_transpose(const Float8TransposeArgs& args, CUstream_st
   const dim3 block(kWarp, kWarpsPerBlock);
   const dim3 grid(
       static_cast<unsigned>(ceil_div<int64_t>(args.columns, kTileBytes)),
-      static_cast<unsigned>(ceil_div<int64_t>(args.rows, kTileBytes)));
+      static_cast<unsigned>(ceil_div<int64_t>(args.out_columns, kTileBytes)));
   transpose<<<grid, block, 0, stream>>>(args);
   return launch_problem();
 }

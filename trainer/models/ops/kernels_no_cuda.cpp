@@ -77,6 +77,14 @@ const char* launch_float8_transpose(const Float8TransposeArgs&, CUstream_st*) {
   return kNoKernels;
 }
 
+const char* launch_float8_column_magnitudes(const Float8ColumnsArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
+const char* launch_float8_round_columns(const Float8ColumnsArgs&, CUstream_st*) {
+  return kNoKernels;
+}
+
 const char* launch_float8_row_magnitudes(const Float8PartArgs&, CUstream_st*) {
   return kNoKernels;
 }

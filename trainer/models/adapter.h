@@ -10,15 +10,26 @@ struct UnitLayout;
 struct ModelConfig;
 
 // A linear module y = x W^T of a decoder block with a low-rank adapter (LoRA, Hu et al. 2021): y = x W^T + scale *
-// (x A^T) B^T, A [rank, inputs], B [rows, rank].
+// (x A^T) B^T, A [rank, inputs], B [rows, rank]. Of experts, whose weights are one parameter: each expert has an A and
+// a B of its own, of this rank.
 struct AdaptedModule {
   int64_t block = 0;
   std::string product; // the parameter of the block's layout whose rows the module has: qkv, o, gate_up, down
-  std::string name; // of the module in a model folder: "model.layers.0.self_attn.q_proj"
+  // Of the module in a model folder, "model.layers.0.self_attn.q_proj"; or, if the adapter is one of a parameter, of
+  // that in transformers' model: "model.layers.0.mlp.experts.down_proj", "model.layers.0.mlp.gate.weight".
+  std::string name;
   int64_t first_row = 0; // of the product
-  int64_t rows = 0;
+  int64_t rows = 0; // of an expert, if there are experts
   int64_t rank = 0;
   double scale = 0;
+  std::string wrapper; // of a parameter: the module after which peft names its tensors; empty: of a module
+
+  bool is_parameter() const {
+    return !wrapper.empty();
+  }
+  const std::string& stored_name() const { // the tensors' names in the files, up to ".lora_A.weight"
+    return is_parameter() ? wrapper : name;
+  }
 
   bool operator==(const AdaptedModule&) const = default;
 };
@@ -47,7 +58,7 @@ inline constexpr const char* kLoraB = ".lora_B.";
 // parameters. Without an adapter: unit_layouts(config).
 std::vector<UnitLayout> trained_layouts(const ModelConfig& config);
 
-// Elements with which a token is multiplied by the adapters of a block, or of all of them.
+// Elements with which a token is multiplied by the adapters of a block: of experts, those of the ones that it visits.
 int64_t adapter_numel(const ModelConfig& config, int64_t block);
 
 // "LoRA of rank 16 on 224 modules (q_proj, v_proj), scale 2, trained as a whole: lm_head".

@@ -58,10 +58,17 @@ std::unique_ptr<WeightSource> initial_adapter(std::shared_ptr<const WeightSource
 
 void copy_part(
     const WeightSource& source, const ParamLayout& param, const ParamPart& part, int64_t first, at::Tensor dst) {
-  UnitLayout alone; // of this tensor
-  ParamPart whole = part;
-  whole.first_row = 0;
-  add_param(alone, param.name, part_shape(param, part), {std::move(whole)}, param.initial);
+  ParamLayout own = param; // of this tensor
+  own.offset = 0;
+  own.parts = {part};
+  own.parts.front().first_row = 0;
+  if (part.rows != param.shape.front()) {
+    own.shape.front() = part.rows;
+    own.groups = own.groups_per_token = 1;
+  }
+  UnitLayout alone;
+  alone.numel = own.numel();
+  alone.params = {std::move(own)};
   source.copy_range(alone, first, std::move(dst));
 }
 

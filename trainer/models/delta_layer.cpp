@@ -3,7 +3,6 @@
 #include <ATen/ops/empty_like.h>
 
 #include "trainer/models/ops/gated_norm.h"
-#include "trainer/models/ops/linear.h"
 #include "trainer/models/ops/short_conv.h"
 
 namespace distill::models {
@@ -30,7 +29,7 @@ at::Tensor delta_layer_forward(
   const DeltaSpec& spec = context.spec;
   {
     const at::Tensor x_NH = operand_of(params.ba, input).values_NI;
-    saved.ba_N2A = linear_forward_fp32(x_NH, params.ba.weight_OI);
+    saved.ba_N2A = multiply_fp32(params.ba, x_NH);
     saved.qkvz_NW = multiply(params.qkvz, operand_of(params.qkvz, x_NH));
   }
   if (!saved.out_NV.defined()) {
@@ -51,7 +50,7 @@ at::Tensor delta_layer_backward(
     const SublayerInput& input, DeltaSaved& saved, DeltaParams& grads, at::Tensor& dnorm_H) {
   const DeltaSpec& spec = context.spec;
   const at::Tensor z_NV = gate_part(spec, saved.qkvz_NW);
-  SharedGradient of_out, of_qkvz;
+  SharedGradient of_out, of_qkvz, of_ba;
   if (grads.out.needs_input()) {
     add_weight_gradient(
         params.out, grads.out, dy_NH, gated_norm_forward(saved.out_NV, z_NV, params.gate_norm_D, context.norm_eps),
@@ -88,9 +87,10 @@ at::Tensor delta_layer_backward(
   if (grads.qkvz.needs_input() || grads.ba.needs_input()) {
     const at::Tensor x_NH = input.value();
     add_weight_gradient(params.qkvz, grads.qkvz, dqkvz_NW, x_NH, &of_qkvz);
-    add_weight_gradient(params.ba, grads.ba, dba_N2A, x_NH);
+    add_weight_gradient(params.ba, grads.ba, dba_N2A, x_NH, &of_ba);
   }
-  at::Tensor dinput_NH = input_gradient(params.qkvz, dqkvz_NW, &of_qkvz).add_(input_gradient(params.ba, dba_N2A));
+  at::Tensor dinput_NH =
+      input_gradient(params.qkvz, dqkvz_NW, &of_qkvz).add_(input_gradient(params.ba, dba_N2A, &of_ba));
   of_qkvz = {};
   return input.gradient(std::move(dinput_NH), dstream_NH, dnorm_H);
 }

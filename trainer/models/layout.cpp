@@ -266,8 +266,18 @@ std::vector<int64_t> part_shape(const ParamLayout& param, const ParamPart& part)
   shape.front() = part.rows / part.stacked;
   if (part.stacked > 1) {
     shape.insert(shape.begin(), part.stacked);
+  } else if (part.groups_last) {
+    shape = {part.rows / param.groups, shape.back() * param.groups};
   }
   return shape;
+}
+
+at::Tensor rows_of_groups(const ParamLayout& param, const at::Tensor& tensor) {
+  return tensor.reshape({param.group_rows(), param.shape.back(), param.groups}).permute({2, 0, 1}).contiguous();
+}
+
+at::Tensor groups_last(const ParamLayout& param, const at::Tensor& rows) {
+  return rows.reshape({param.groups, param.group_rows(), param.shape.back()}).permute({1, 2, 0}).contiguous();
 }
 
 std::vector<FlatPiece> flat_pieces(const UnitLayout& layout, int64_t begin, int64_t end) {

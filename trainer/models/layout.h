@@ -19,6 +19,9 @@ struct ParamPart {
   int64_t first_row = 0;
   int64_t rows = 0;
   int64_t stacked = 1; // the tensor has a further dimension, of so many matrices that are one below the other here
+  // The parameter's groups lie side by side in the tensor, and their columns are interleaved: element (row, column) of
+  // group g is (row, column * groups + g) there.
+  bool groups_last = false;
 };
 
 // Where the product of an adapter's B is added.
@@ -103,11 +106,16 @@ int64_t parameter_count(const std::vector<UnitLayout>& layouts);
 // Counts those of them with which each token is computed: of experts, as many as a token visits.
 int64_t active_parameter_count(const std::vector<UnitLayout>& layouts);
 
-// Returns the shape of the Hugging Face tensor: the parameter's shape, with the part's number of rows, or stacked.
+// Returns the shape of the Hugging Face tensor: the parameter's shape, with the part's number of rows, or stacked, or
+// with its groups side by side.
 std::vector<int64_t> part_shape(const ParamLayout& param, const ParamPart& part);
 
+// Returns the elements of a tensor whose part has groups_last, in the order of the parameter; and back.
+at::Tensor rows_of_groups(const ParamLayout& param, const at::Tensor& tensor);
+at::Tensor groups_last(const ParamLayout& param, const at::Tensor& rows);
+
 // The elements [tensor_begin, tensor_begin + count) of one Hugging Face tensor, which lie at flat_begin of the flat
-// buffer.
+// buffer. Of a part with groups_last they are counted in the parameter's order (rows_of_groups).
 struct FlatPiece {
   const ParamLayout* param = nullptr;
   const ParamPart* part = nullptr;

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include "trainer/models/ops/glu.h"
-#include "trainer/models/ops/linear.h"
 
 namespace distill::models {
 namespace {
@@ -26,11 +25,12 @@ at::Tensor shared_product(const MlpContext& context, const MlpSaved& saved) {
 at::Tensor shared_backward(
     const MlpContext& context, const MlpParams& params, const at::Tensor& dy_NH, const at::Tensor& x_NH,
     MlpSaved& saved, MlpParams& grads, at::Tensor dinput_NH) {
+  SharedGradient of_down, of_gate_up, of_gate;
   if (grads.shared_down.needs_input()) {
-    add_weight_gradient(params.shared_down, grads.shared_down, dy_NH, shared_product(context, saved));
+    add_weight_gradient(params.shared_down, grads.shared_down, dy_NH, shared_product(context, saved), &of_down);
   }
   const at::Tensor open_N1 = saved.shared_gate_N1.sigmoid();
-  at::Tensor dact_NL = input_gradient(params.shared_down, dy_NH); // of the product times the gate
+  at::Tensor dact_NL = input_gradient(params.shared_down, dy_NH, &of_down); // of the product times the gate
   const at::Tensor dgate_N1 = (dact_NL * glu_forward(saved.shared_gate_up_N2L, context.spec.activation))
                                   .sum(1, /*keepdim=*/true, open_N1.scalar_type())
                                   .mul_(open_N1)
@@ -41,21 +41,21 @@ at::Tensor shared_backward(
   dact_NL.reset();
   const at::Tensor dgate_up_N2L = std::move(saved.shared_gate_up_N2L);
   saved.shared_gate_N1.reset();
-  add_weight_gradient(params.shared_gate_up, grads.shared_gate_up, dgate_up_N2L, x_NH);
-  add_weight_gradient(params.shared_gate, grads.shared_gate, dgate_N1, x_NH);
-  dinput_NH.add_(input_gradient(params.shared_gate_up, dgate_up_N2L));
-  return dinput_NH.add_(input_gradient(params.shared_gate, dgate_N1));
+  add_weight_gradient(params.shared_gate_up, grads.shared_gate_up, dgate_up_N2L, x_NH, &of_gate_up);
+  add_weight_gradient(params.shared_gate, grads.shared_gate, dgate_N1, x_NH, &of_gate);
+  dinput_NH.add_(input_gradient(params.shared_gate_up, dgate_up_N2L, &of_gate_up));
+  return dinput_NH.add_(input_gradient(params.shared_gate, dgate_N1, &of_gate));
 }
 
 } // namespace
 
 void moe_layer_rebuild(const MlpContext& context, const MlpParams& params, SublayerInput& input, MlpSaved& saved) {
   const at::Tensor x_NH = operand_of(params.router, input).values_NI;
-  saved.routing = route(linear_forward_fp32(x_NH, params.router.weight_OI), context.spec.experts->per_token);
+  saved.routing = route(multiply_fp32(params.router, x_NH), context.spec.experts->per_token);
   const Operand rows = operand_of_rows(params.gate_up, x_NH, visiting_tokens(saved.routing));
   saved.gate_up_N2F = multiply_groups(params.gate_up, rows, saved.routing.ends_E);
   if (has_shared(context)) {
-    saved.shared_gate_N1 = linear_forward_fp32(x_NH, params.shared_gate.weight_OI);
+    saved.shared_gate_N1 = multiply_fp32(params.shared_gate, x_NH);
     saved.shared_gate_up_N2L = multiply(params.shared_gate_up, operand_of(params.shared_gate_up, x_NH));
   }
 }
@@ -85,17 +85,20 @@ at::Tensor moe_layer_backward(
   Routing& routing = saved.routing;
   const at::Tensor tokens_M = visiting_tokens(routing);
   const at::Tensor weights_M1 = sorted_weights(routing, experts);
+  SharedGradient of_down, of_gate_up, of_router;
   at::Tensor drows_MH = dy_NH.index_select(0, tokens_M);
   if (!has_shared(context)) {
     dy_NH.reset();
   }
-  at::Tensor dact_MF = input_gradient_of_groups(params.down, drows_MH, routing.ends_E); // of the weighted product
+  at::Tensor dact_MF =
+      input_gradient_of_groups(params.down, drows_MH, routing.ends_E, &of_down); // of the weighted product
   at::Tensor act_MF = glu_forward(saved.gate_up_N2F, context.spec.activation);
   const at::Tensor dweights_M = (dact_MF * act_MF).sum(1, /*keepdim=*/false, routing.probs_NE.scalar_type());
   if (grads.down.needs_input()) {
     act_MF.mul_(weights_M1);
-    add_weight_gradient_of_groups(params.down, grads.down, drows_MH, act_MF, routing.ends_E);
+    add_weight_gradient_of_groups(params.down, grads.down, drows_MH, act_MF, routing.ends_E, &of_down);
   }
+  of_down = {};
   act_MF.reset();
   drows_MH.reset();
   dact_MF.mul_(weights_M1);
@@ -105,9 +108,10 @@ at::Tensor moe_layer_backward(
   const at::Tensor x_NH = input.value();
   if (grads.gate_up.needs_input()) {
     add_weight_gradient_of_groups(
-        params.gate_up, grads.gate_up, dgate_up_M2F, x_NH.index_select(0, tokens_M), routing.ends_E);
+        params.gate_up, grads.gate_up, dgate_up_M2F, x_NH.index_select(0, tokens_M), routing.ends_E, &of_gate_up);
   }
-  at::Tensor dvisits_MH = input_gradient_of_groups(params.gate_up, dgate_up_M2F, routing.ends_E);
+  at::Tensor dvisits_MH = input_gradient_of_groups(params.gate_up, dgate_up_M2F, routing.ends_E, &of_gate_up);
+  of_gate_up = {};
   dgate_up_M2F.reset();
 
   const at::Tensor dweights_NK = dweights_M.index_select(0, routing.places_NK.flatten()).view_as(routing.places_NK);
@@ -117,9 +121,9 @@ at::Tensor moe_layer_backward(
           context.balance != nullptr ? context.balance->probability_gradient(routing, context.first_token)
                                      : at::Tensor())
           .to(x_NH.scalar_type());
-  add_weight_gradient(params.router, grads.router, dlogits_NE, x_NH);
-  at::Tensor dinput_NH =
-      combine_visits(dvisits_MH, routing.places_NK, input_gradient(params.router, dlogits_NE), /*in_place=*/true);
+  add_weight_gradient(params.router, grads.router, dlogits_NE, x_NH, &of_router);
+  at::Tensor dinput_NH = combine_visits(
+      dvisits_MH, routing.places_NK, input_gradient(params.router, dlogits_NE, &of_router), /*in_place=*/true);
   dvisits_MH.reset();
   routing = {};
   if (has_shared(context)) {

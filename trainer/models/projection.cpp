@@ -25,6 +25,13 @@ void check_gradient(const Projection& projection, const Projection& gradient) {
       gradient.weight_OI.sizes());
 }
 
+void check_adapter_gradients(const Adapter& adapter, const Adapter& own) {
+  TORCH_CHECK(
+      own.a_RI.sizes() == adapter.a_RI.sizes() && own.modules.size() == adapter.modules.size(),
+      "the gradients of adapters have their shapes: expected A ", adapter.a_RI.sizes(), " and ", adapter.modules.size(),
+      " modules, found ", own.a_RI.sizes(), " and ", own.modules.size());
+}
+
 // The input of the adapters' products.
 at::Tensor adapter_input(const Adapter& adapter, const at::Tensor& x_NI) {
   return adapter.dropout.probability > 0 ? dropout(x_NI, adapter.dropout) : x_NI;
@@ -85,10 +92,7 @@ void add_adapter_gradients(
     const Adapter& adapter, Projection& gradient, const at::Tensor& dy_NO, const at::Tensor& x_NI,
     SharedGradient* shared) {
   Adapter& own = gradient.adapter;
-  TORCH_CHECK(
-      own.a_RI.sizes() == adapter.a_RI.sizes() && own.modules.size() == adapter.modules.size(),
-      "the gradients of adapters have their shapes: expected A ", adapter.a_RI.sizes(), " and ", adapter.modules.size(),
-      " modules, found ", own.a_RI.sizes(), " and ", own.modules.size());
+  check_adapter_gradients(adapter, own);
   const bool accumulate = !gradient.is_new;
   const at::Tensor input_NI = adapter_input(adapter, x_NI);
   const at::Tensor low_NR = linear_forward(input_NI, adapter.a_RI);
@@ -99,6 +103,35 @@ void add_adapter_gradients(
         own.modules[index].b_OR, accumulate);
   });
   linear_backward_weight(low_gradient(adapter, dy_NO, shared), input_NI, own.a_RI, accumulate);
+}
+
+// The only module of groups' adapters.
+const Adapter::Module& module_of_groups(const Adapter& adapter) {
+  TORCH_CHECK(
+      adapter.modules.size() == 1 && adapter.dropout.probability == 0,
+      "adapters of groups are those of one module and leave nothing out, found ", adapter.modules.size(),
+      " modules and dropout ", adapter.dropout.probability);
+  return adapter.modules.front();
+}
+
+// The weights in `dtype`: of those in float8 a copy.
+at::Tensor weights_of_groups(const Projection& projection, at::ScalarType dtype) {
+  return projection.is_float8() ? projection.weight_OI.to(dtype).mul_(projection.scale_O.unsqueeze(1))
+                                : projection.weight_OI;
+}
+
+// low_gradient() of groups.
+at::Tensor low_gradient_of_groups(
+    const Adapter& adapter, const at::Tensor& dy_MO, const at::Tensor& ends_G, SharedGradient* shared) {
+  if (shared != nullptr && shared->dlow_NR.defined()) {
+    return shared->dlow_NR;
+  }
+  const Adapter::Module& module = module_of_groups(adapter);
+  const at::Tensor dlow_MR = grouped_linear_backward_input(dy_MO, module.b_OR, ends_G).mul_(module.scale);
+  if (shared != nullptr) {
+    shared->dlow_NR = dlow_MR;
+  }
+  return dlow_MR;
 }
 
 } // namespace
@@ -175,6 +208,20 @@ at::Tensor multiply_add(const Projection& projection, const Operand& operand, co
   return y_NO;
 }
 
+at::Tensor multiply_fp32(const Projection& projection, const at::Tensor& x_NI) {
+  TORCH_CHECK(!projection.is_float8() && !projection.bias_O.defined(), "multiply_fp32: a plain weight is expected");
+  at::Tensor y_NO = linear_forward_fp32(x_NI, projection.weight_OI);
+  const Adapter& adapter = projection.adapter;
+  if (adapter.exists()) {
+    const at::Tensor low_NR = linear_forward(adapter_input(adapter, x_NI), adapter.a_RI);
+    for_modules(adapter, [&](const Adapter::Module& module, int64_t first, int64_t rank) {
+      y_NO.narrow(1, module.first_row, module.b_OR.size(0))
+          .add_(linear_forward_fp32(low_NR.narrow(1, first, rank), module.b_OR), module.scale);
+    });
+  }
+  return y_NO;
+}
+
 at::Tensor input_gradient(const Projection& projection, const at::Tensor& dy_NO, SharedGradient* shared) {
   at::Tensor dx_NI = projection.is_float8()
       ? float8_linear_backward_input(
@@ -216,28 +263,53 @@ Operand operand_of_rows(const Projection& projection, const at::Tensor& x_NI, co
     Float8Rows& rows = operand.float8;
     rows.values_RC = rows.values_RC.view(at::kByte).index_select(0, rows_M).view(rows.values_RC.scalar_type());
     rows.scale_R = rows.scale_R.index_select(0, rows_M);
-  } else {
+  }
+  if (operand.values_NI.defined()) {
     operand.values_NI = operand.values_NI.index_select(0, rows_M);
   }
   return operand;
 }
 
 at::Tensor multiply_groups(const Projection& projection, const Operand& operand, const at::Tensor& ends_G) {
-  return projection.is_float8()
+  at::Tensor y_MO = projection.is_float8()
       ? grouped_float8_linear(operand.float8, float8_weight(projection), ends_G, operand.dtype)
       : grouped_linear_forward(operand.values_NI, projection.weight_OI, ends_G);
+  const Adapter& adapter = projection.adapter;
+  if (adapter.exists()) {
+    const Adapter::Module& module = module_of_groups(adapter);
+    const at::Tensor low_MR = grouped_linear_forward(operand.values_NI, adapter.a_RI, ends_G);
+    grouped_linear_add(low_MR, module.b_OR, ends_G, module.scale, y_MO);
+  }
+  return y_MO;
 }
 
-at::Tensor input_gradient_of_groups(const Projection& projection, const at::Tensor& dy_MO, const at::Tensor& ends_G) {
-  TORCH_CHECK(!projection.is_float8(), "experts in float8 have no backward pass");
-  return grouped_linear_backward_input(dy_MO, projection.weight_OI, ends_G);
+at::Tensor input_gradient_of_groups(
+    const Projection& projection, const at::Tensor& dy_MO, const at::Tensor& ends_G, SharedGradient* shared) {
+  at::Tensor dx_MI = grouped_linear_backward_input(dy_MO, weights_of_groups(projection, dy_MO.scalar_type()), ends_G);
+  const Adapter& adapter = projection.adapter;
+  if (adapter.exists()) {
+    grouped_linear_backward_input_add(
+        low_gradient_of_groups(adapter, dy_MO, ends_G, shared), adapter.a_RI, ends_G, dx_MI);
+  }
+  return dx_MI;
 }
 
 void add_weight_gradient_of_groups(
     const Projection& projection, Projection& gradient, const at::Tensor& dy_MO, const at::Tensor& x_MI,
-    const at::Tensor& ends_G) {
+    const at::Tensor& ends_G, SharedGradient* shared) {
   check_gradient(projection, gradient);
-  grouped_linear_backward_weight(dy_MO, x_MI, ends_G, gradient.weight_OI, /*accumulate=*/!gradient.is_new);
+  const bool accumulate = !gradient.is_new;
+  grouped_linear_backward_weight(dy_MO, x_MI, ends_G, gradient.weight_OI, accumulate);
+  if (!gradient.adapter.exists()) {
+    return;
+  }
+  const Adapter& adapter = projection.adapter;
+  check_adapter_gradients(adapter, gradient.adapter);
+  const Adapter::Module& module = module_of_groups(adapter);
+  const at::Tensor low_MR = grouped_linear_forward(x_MI, adapter.a_RI, ends_G).mul_(module.scale);
+  grouped_linear_backward_weight(dy_MO, low_MR, ends_G, gradient.adapter.modules.front().b_OR, accumulate);
+  grouped_linear_backward_weight(
+      low_gradient_of_groups(adapter, dy_MO, ends_G, shared), x_MI, ends_G, gradient.adapter.a_RI, accumulate);
 }
 
 } // namespace distill::models

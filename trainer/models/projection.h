@@ -19,7 +19,9 @@ struct Adapter {
     int64_t first_row = 0; // of the product's
     double scale = 1;
   };
-  at::Tensor a_RI; // the modules' A, one below the other; undefined: there is no adapter
+  // The modules' A, one below the other; of experts, which have one module, those of all experts, and so the B.
+  // Undefined: there is no adapter.
+  at::Tensor a_RI;
   std::vector<Module> modules;
   Dropout dropout; // of the input, while the model is trained
 
@@ -83,6 +85,9 @@ at::Tensor multiply(const Projection& projection, const Operand& operand);
 // bits than in a tensor of its own, and a block that runs again others than one that keeps everything.
 at::Tensor multiply_add(const Projection& projection, const Operand& operand, const at::Tensor& residual_NO);
 
+// x W^T in fp32 (fp64 for fp64), of a projection without bias that is not in float8: few numbers with a large effect.
+at::Tensor multiply_fp32(const Projection& projection, const at::Tensor& x_NI);
+
 // What is made of dy for both gradients below: whichever is asked for first makes it. One for each dy; to be released
 // when both are there.
 struct SharedGradient {
@@ -100,13 +105,15 @@ void add_weight_gradient(
 void add_bias_gradient(Projection& gradient, const at::Tensor& dy_NO);
 
 // The same of a projection whose weight is those of several groups, one below the other: rows that are sorted by group
-// are multiplied by their group's (ops/grouped_linear.h). M rows, G groups.
-// The operand of rows that `rows_M` (int32) chooses from x.
+// are multiplied by their group's (ops/grouped_linear.h). M rows, G groups. Each group has an adapter of its own, or
+// none has; nothing is left out of their inputs. The operand of rows that `rows_M` (int32) chooses from x.
 Operand operand_of_rows(const Projection& projection, const at::Tensor& x_NI, const at::Tensor& rows_M);
 at::Tensor multiply_groups(const Projection& projection, const Operand& operand, const at::Tensor& ends_G);
-at::Tensor input_gradient_of_groups(const Projection& projection, const at::Tensor& dy_MO, const at::Tensor& ends_G);
+// With a float8 weight it is a product in the compute dtype, of a copy of the weight that lives as long as the call.
+at::Tensor input_gradient_of_groups(
+    const Projection& projection, const at::Tensor& dy_MO, const at::Tensor& ends_G, SharedGradient* shared = nullptr);
 void add_weight_gradient_of_groups(
     const Projection& projection, Projection& gradient, const at::Tensor& dy_MO, const at::Tensor& x_MI,
-    const at::Tensor& ends_G);
+    const at::Tensor& ends_G, SharedGradient* shared = nullptr);
 
 } // namespace distill::models

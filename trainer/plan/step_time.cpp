@@ -205,12 +205,19 @@ AdapterTime adapter_time(const RunShape& shape, const Machine& machine, const Mo
       if (!param.is_matrix) {
         continue;
       }
-      const auto rows = static_cast<double>(param.shape[0]), columns = static_cast<double>(param.shape[1]);
-      // x A^T, or B's product, which reads what it adds to. Backward, x A^T is made again, and each of the two has
-      // the gradients of its input and of its weight, the first of which is added to another one, or made twice.
-      const double product_seconds = product(machine, tokens, columns, rows, e, e) + machine.launch_seconds;
-      const double weight = product(machine, rows, tokens, columns, e, 8) + machine.launch_seconds;
-      const double added = tokens * e / machine.memory_bytes;
+      const auto rows = static_cast<double>(param.group_rows()), columns = static_cast<double>(param.shape[1]);
+      const double visits = tokens * static_cast<double>(param.groups_per_token);
+      const bool grouped = param.groups > 1;
+      const Machine at_speed = grouped ? slower_products(machine, kGroupedSpeed) : machine;
+      const double other_groups = static_cast<double>(param.groups - 1) * rows * columns / machine.memory_bytes;
+      // x A^T, or B's product, which reads what it adds to; a grouped one is written first, and then added. Backward,
+      // x A^T is made again, and each of the two has the gradients of its input and of its weight, the first of which
+      // is added to another one, or made twice; of experts the second is made in the compute dtype, and then added.
+      const double product_seconds =
+          product(at_speed, visits, columns, rows, e, e) + other_groups * e + machine.launch_seconds;
+      const double weight = product(at_speed, rows, visits, columns, e, 8) + other_groups * (8 + 2 * e) +
+          (grouped ? 2 : 1) * machine.launch_seconds;
+      const double added = (grouped ? 3 : 1) * visits * e / machine.memory_bytes;
       time.forward += product_seconds + (param.adapter ? added * rows : added * dropped * columns);
       time.backward += 2 * product_seconds + weight + (param.adapter ? 0 : added * (1 + 2 * dropped) * columns);
     }
@@ -257,18 +264,22 @@ BlockTime block_time(const RunShape& shape, const Machine& machine, const ModelR
     last = block_product(at_speed, share, rows, inner, columns, e, e) +
         (other_groups + in_other_tiles) * e / machine.memory_bytes;
     // In float8 the gradient of the output is rounded, and the weight transposed. For the weight's gradient the rounded
-    // gradient is transposed, and the input is read twice and rounded.
+    // gradient is transposed, and the input is read twice and rounded. The gradient of experts' inputs is a product in
+    // the compute dtype, of a copy of their weights that is written, scaled and read.
+    const bool grouped = param.groups > 1;
     const double gradient_share = config.float8_weight_gradients ? share : 0;
-    const double rounding = share * (rows * columns * (e + 1) + 2 * inner * columns) +
+    const double rounding = share *
+            (grouped ? static_cast<double>(param.numel()) * (1 + 3 * e)
+                     : rows * columns * (e + 1) + 2 * inner * columns) +
         gradient_share * (rows * columns * 2 + rows * inner * (2 * e + 1));
     // The gradients of experts' weights are made in the compute dtype, and then added.
-    const double weights = other_groups * (2 * e + gradient_traffic) + (param.groups > 1 ? other_groups * 2 * e : 0) +
-        in_other_tiles * (e + 8 + 2 * share + (param.groups > 1 ? 2 * e : 0));
+    const double weights = other_groups * (2 * e + gradient_traffic) + (grouped ? other_groups * 2 * e : 0) +
+        in_other_tiles * (e + 8 + 2 * share + (grouped ? 2 * e : 0));
     const double weight_gradient = config.adapter
         ? 0
         : block_product(at_speed, gradient_share, inner, rows, columns, e, gradient_traffic, kSlowAccumulation) +
             weights / machine.memory_bytes;
-    backward += block_product(at_speed, share, rows, columns, inner, e, e) + weight_gradient +
+    backward += block_product(at_speed, grouped ? 0 : share, rows, columns, inner, e, e) + weight_gradient +
         (rounding + (config.adapter ? in_other_tiles * e : 0)) / machine.memory_bytes;
   }
   double down = last + tokens * (3 * ffn + 2 * hidden) * e / machine.memory_bytes;

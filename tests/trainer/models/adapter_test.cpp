@@ -3,9 +3,12 @@
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
+#include <array>
+
 #include "tests/trainer/models/layer_kinds.h"
 #include "tests/trainer/models/reference_model.h"
 #include "tests/trainer/models/test_device.h"
+#include "trainer/models/adapter_weights.h"
 #include "trainer/models/block.h"
 #include "trainer/models/ops/float8.h"
 
@@ -14,16 +17,26 @@ namespace {
 
 constexpr int64_t kBatch = 2, kSeqLen = 24;
 
-// Adapters of other ranks and scales on the products' modules, one of which has none.
+// Adapters of other ranks and scales on the products' modules, one of which has none, and on experts.
 AdapterSpec some_adapters(const ModelConfig& config, int64_t block) {
   AdapterSpec adapter;
   int64_t rank = 2;
+  const auto add = [&](const ParamLayout& param, const std::string& name, int64_t first_row, int64_t rows,
+                       const std::string& wrapper) {
+    adapter.modules.push_back({block, param.name, name, first_row, rows, rank, 0.5 + 0.25 * rank, wrapper});
+    ++rank;
+  };
   for (const ParamLayout& param : block_layout(config, block).params) {
+    if (param.groups > 1) {
+      const std::string experts = "model.layers.0.mlp.experts";
+      add(param, experts + "." + param.name + "_proj", 0, param.group_rows(),
+          param.name == "gate_up" ? experts + ".base_layer" : experts);
+      continue;
+    }
     for (const ParamPart& part : param.parts) {
-      if (param.may_be_float8 && param.groups == 1 && !absl::StrContains(part.hf_name, "k_proj")) {
+      if (param.shape.size() == 2 && !absl::StrContains(part.hf_name, "k_proj")) {
         const std::string name = part.hf_name.substr(0, part.hf_name.size() - std::string(".weight").size());
-        adapter.modules.push_back({block, param.name, name, part.first_row, part.rows, rank, 0.5 + 0.25 * rank});
-        ++rank;
+        add(param, name, part.first_row, part.rows, "");
       }
     }
   }
@@ -48,7 +61,8 @@ class AdapterTest : public DeviceTest {
         {"norms before and after, geglu", gemma_kind(), true},
         {"keys are values", gemma4_kind()},
         {"fused tensors", fused},
-        {"experts, attention alone", with_experts({.count = 4, .per_token = 2})}};
+        {"experts", with_experts({.count = 4, .per_token = 2, .normalise = true}), true},
+        {"delta rule, a shared expert", with_experts({.count = 3, .per_token = 1, .shared_ffn = 20}, delta_kind())}};
   }
 
   struct Case {
@@ -142,6 +156,13 @@ class AdapterTest : public DeviceTest {
         continue;
       }
       at::Tensor weight = projection->weight_OI.clone();
+      if (const int64_t groups = c.layout.find(name)->groups; groups > 1) {
+        const Adapter::Module& module = adapter.modules.front();
+        const auto of_groups = [groups](const at::Tensor& rows) { return rows.view({groups, -1, rows.size(1)}); };
+        const at::Tensor update = at::bmm(of_groups(module.b_OR), of_groups(adapter.a_RI)) * module.scale;
+        projection->weight_OI = weight + update.view_as(weight);
+        continue;
+      }
       int64_t first = 0;
       for (const Adapter::Module& module : adapter.modules) {
         const at::Tensor a = adapter.a_RI.narrow(0, first, module.b_OR.size(1));
@@ -193,6 +214,56 @@ TEST_F(AdapterTest, LayoutsHaveWhatIsTrainedAlone) {
   EXPECT_EQ(trained_layouts(c.config).back().find("final_norm"), nullptr);
   c.config.adapter.reset();
   EXPECT_EQ(trained_layouts(c.config)[1].numel, c.layout.numel);
+}
+
+// As peft stores them: A [experts * rank, inputs], B [outputs, rank * experts], whose columns are those of the experts
+// in turn.
+TEST_F(AdapterTest, ExpertsHaveAnAdapterEach) {
+  const Case c = make_case(shapes()[6]);
+  const ParamLayout *a = c.trained_layout.find("down.lora_A"), *b = c.trained_layout.find("down.lora_B.0");
+  ASSERT_TRUE(a != nullptr && b != nullptr);
+  const int64_t rank = a->group_rows();
+  EXPECT_EQ(a->shape, (std::vector<int64_t>{4 * rank, 48}));
+  EXPECT_EQ(part_shape(*a, a->parts[0]), a->shape);
+  EXPECT_EQ(a->parts[0].hf_name, "base_model.model.model.layers.0.mlp.experts.lora_A.weight");
+  EXPECT_EQ(b->shape, (std::vector<int64_t>{4 * 32, rank}));
+  EXPECT_EQ(part_shape(*b, b->parts[0]), (std::vector<int64_t>{32, rank * 4}));
+  EXPECT_EQ(
+      c.trained_layout.find("gate_up.lora_B.0")->parts[0].hf_name,
+      "base_model.model.model.layers.0.mlp.experts.base_layer.lora_B.weight");
+  const at::Tensor rows = randn({4 * 32, rank}), stored = groups_last(*b, rows);
+  for (const auto& [expert, row, column] :
+       std::vector<std::array<int64_t, 3>>{{0, 0, 0}, {3, 5, 1}, {1, 31, rank - 1}}) {
+    EXPECT_EQ(
+        stored.view({32, rank * 4})[row][column * 4 + expert].item<double>(),
+        rows[expert * 32 + row][column].item<double>());
+  }
+  EXPECT_TRUE(at::equal(rows_of_groups(*b, stored).view_as(rows), rows));
+  int64_t expected = 0; // a token visits two of the four
+  for (const ParamLayout& param : c.trained_layout.params) {
+    expected += param.is_matrix ? param.numel() / (param.groups > 1 ? 2 : 1) : 0;
+  }
+  EXPECT_EQ(adapter_numel(c.config, 0), expected);
+  EXPECT_EQ(adapter_text(*c.config.adapter).find("base_layer"), std::string::npos);
+}
+
+// The source of a tensor that another source asks for sees the experts that it has, whose order in the file it knows.
+TEST_F(AdapterTest, APartOfExpertsIsReadWithItsExperts) {
+  struct Source : WeightSource {
+    absl::Status status() const override {
+      return absl::OkStatus();
+    }
+    void copy_tensor(const FlatPiece& piece, int64_t first, at::Tensor dst) const override {
+      EXPECT_EQ(first, 5);
+      EXPECT_EQ(part_shape(*piece.param, *piece.part), (std::vector<int64_t>{32, piece.param->shape[1] * 4}));
+      dst.fill_(static_cast<double>(piece.param->group_rows()));
+    }
+  };
+  const Case c = make_case(shapes()[6]);
+  const ParamLayout& b = *c.trained_layout.find("down.lora_B.0");
+  const at::Tensor values = at::zeros({7}, at::kFloat);
+  copy_part(Source(), b, b.parts[0], 5, values);
+  EXPECT_TRUE(at::equal(values, at::full({7}, 32, at::kFloat)));
 }
 
 TEST_F(AdapterTest, EveryGradientMatchesAutogradThroughMergedWeights) {

@@ -1,5 +1,9 @@
 #include "trainer/models/projection.h"
 
+#include <array>
+#include <functional>
+#include <numeric>
+
 #include "tests/trainer/models/reference_model.h"
 #include "tests/trainer/models/test_device.h"
 
@@ -147,6 +151,117 @@ TEST_F(ProjectionTest, BothFloat8GradientsShareTheRoundedGradient) {
   }
   Projection none;
   EXPECT_NO_THROW(add_weight_gradient(projection, none, dy, x));
+}
+
+// Rows of several groups, one of which has none, and the groups' weights with adapters.
+class GroupsTest : public DeviceTest {
+ protected:
+  static constexpr int64_t kInputs = 32, kOutputs = 48;
+  static constexpr std::array<int64_t, 5> kRows{7, 0, 20, 1, 12};
+  static constexpr int64_t kGroups = kRows.size(), kTotal = 40;
+
+  static at::Tensor ends() {
+    std::array<int32_t, kGroups> ends{};
+    std::partial_sum(kRows.begin(), kRows.end(), ends.begin());
+    return at::tensor(at::ArrayRef<int32_t>(ends), at::kInt).to(test_device());
+  }
+
+  static Projection projection_of(int64_t rank, at::ScalarType dtype) {
+    Projection projection{.weight_OI = randn({kGroups * kOutputs, kInputs}, dtype)};
+    projection.adapter.a_RI = randn({kGroups * rank, kInputs}, dtype);
+    projection.adapter.modules = {{.b_OR = randn({kGroups * kOutputs, rank}, dtype), .scale = 0.5}};
+    return projection;
+  }
+
+  struct Result {
+    at::Tensor y, dx, da, db, dweight;
+  };
+
+  static Result run(const Projection& projection, const at::Tensor& x, const at::Tensor& dy) {
+    const auto zeros = [&](const at::Tensor& like) {
+      return at::zeros(like.sizes(), options(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+    };
+    Projection gradient;
+    gradient.weight_OI = projection.is_float8() ? at::Tensor() : zeros(projection.weight_OI);
+    gradient.adapter.a_RI = zeros(projection.adapter.a_RI);
+    gradient.adapter.modules = {{.b_OR = zeros(projection.adapter.modules[0].b_OR)}};
+    SharedGradient low;
+    Result result;
+    const at::Tensor rows = at::arange(kTotal, options(at::kInt));
+    result.y = multiply_groups(projection, operand_of_rows(projection, x, rows), ends());
+    result.dx = input_gradient_of_groups(projection, dy, ends(), &low);
+    add_weight_gradient_of_groups(projection, gradient, dy, x, ends(), &low);
+    result.da = gradient.adapter.a_RI;
+    result.db = gradient.adapter.modules[0].b_OR;
+    result.dweight = gradient.weight_OI;
+    return result;
+  }
+
+  // The same of this weight with the adapters in it, group by group, in fp64.
+  static Result merged(const at::Tensor& weight, const Adapter& adapter, const at::Tensor& x, const at::Tensor& dy) {
+    const auto of_groups = [&](const at::Tensor& value) {
+      return value.to(at::kDouble).view({kGroups, -1, value.size(1)});
+    };
+    const double scale = adapter.modules[0].scale;
+    const at::Tensor a = of_groups(adapter.a_RI), b = of_groups(adapter.modules[0].b_OR), w = of_groups(weight);
+    std::vector<at::Tensor> y, dx, da, db, dweight;
+    int64_t first = 0;
+    for (int64_t group = 0; group < kGroups; ++group) {
+      const int64_t rows = kRows[static_cast<size_t>(group)];
+      const at::Tensor own_x = x.narrow(0, first, rows).to(at::kDouble),
+                       own_dy = dy.narrow(0, first, rows).to(at::kDouble);
+      const at::Tensor own = w[group] + scale * at::matmul(b[group], a[group]), dw = at::matmul(own_dy.t(), own_x);
+      y.push_back(at::matmul(own_x, own.t()));
+      dx.push_back(at::matmul(own_dy, own));
+      da.push_back(scale * at::matmul(b[group].t(), dw));
+      db.push_back(scale * at::matmul(dw, a[group].t()));
+      dweight.push_back(dw);
+      first += rows;
+    }
+    return {at::cat(y), at::cat(dx), at::cat(da), at::cat(db), at::cat(dweight)};
+  }
+};
+
+// A rank that is a multiple of 8 has a kernel for all groups on CUDA in bf16; another one, and other dtypes, have a
+// product for each group.
+TEST_F(GroupsTest, EachGroupHasAnAdapterOfItsOwn) {
+  for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1.5e-2}}) {
+    for (const int64_t rank : {8, 16, 3}) {
+      SCOPED_TRACE(testing::Message() << dtype << ", rank " << rank);
+      const Projection projection = projection_of(rank, dtype);
+      const at::Tensor x = randn({kTotal, kInputs}, dtype), dy = randn({kTotal, kOutputs}, dtype);
+      const Result found = run(projection, x, dy);
+      const Result expected = merged(projection.weight_OI, projection.adapter, x, dy);
+      EXPECT_LT(relative_error(found.y, expected.y), tolerance);
+      EXPECT_LT(relative_error(found.dx, expected.dx), tolerance);
+      EXPECT_LT(relative_error(found.da, expected.da), tolerance);
+      EXPECT_LT(relative_error(found.db, expected.db), tolerance);
+      EXPECT_LT(relative_error(found.dweight, expected.dweight), tolerance);
+    }
+  }
+}
+
+// Of frozen float8 weights the input's gradient is a product in the compute dtype with exactly those weights, and so
+// are the adapters' products. Forward the input of the weights' product is rounded, and that of the adapters' is not.
+TEST_F(GroupsTest, AdaptersOfFloat8WeightsAreExact) {
+  const bool cuda = test_device().is_cuda();
+  const at::ScalarType dtype = cuda ? at::kBFloat16 : at::kFloat;
+  Projection projection = projection_of(/*rank=*/8, dtype);
+  const Float8Rows rows = float8_rows(projection.weight_OI);
+  projection.weight_OI = rows.values_RC;
+  projection.scale_O = rows.scale_R;
+  const at::Tensor x = randn({kTotal, kInputs}, dtype), dy = randn({kTotal, kOutputs}, dtype);
+  const Result found = run(projection, x, dy);
+  const Result expected = merged(float8_to_float(rows), projection.adapter, x, dy);
+  const double exact = cuda ? 1.5e-2 : 1e-5;
+  EXPECT_LT(relative_error(found.dx, expected.dx), exact);
+  EXPECT_LT(relative_error(found.da, expected.da), exact);
+  EXPECT_LT(relative_error(found.db, expected.db), exact);
+  EXPECT_LT(relative_error(found.y, expected.y), 0.1);
+  const Projection plain{.weight_OI = rows.values_RC, .scale_O = rows.scale_R};
+  const at::Tensor low = found.y - multiply_groups(plain, operand_of(plain, x), ends());
+  const Result alone = merged(at::zeros_like(float8_to_float(rows)), projection.adapter, x, dy);
+  EXPECT_LT(relative_error(low, alone.y), cuda ? 5e-2 : 1e-5);
 }
 
 TEST_F(ProjectionTest, AGradientOfAnotherProductIsRefused) {

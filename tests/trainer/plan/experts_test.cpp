@@ -1,3 +1,4 @@
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 
 #include "tests/trainer/models/llama_like.h"
@@ -77,6 +78,42 @@ TEST(ExpertsPlan, AStudentWithExpertsKeepsWhatItsLayersSave) {
   const double layer = saved(with_experts(3)) - saved(with_experts(2));
   const double dense = saved(as_one_mlp(3)) - saved(as_one_mlp(2));
   EXPECT_NEAR(dense - 24, layer - 24.6, 0.1); // KiB for each token: gate and up, and for experts the routing
+}
+
+// Of rank 16 on gate, up and down of each expert.
+models::ModelConfig with_adapters(models::ModelConfig model) {
+  model.adapter.emplace();
+  for (int64_t block = 0; block < model.num_layers(); ++block) {
+    for (const models::ParamLayout& param : models::block_layout(model, block).params) {
+      if (param.name == "gate_up" || param.name == "down") {
+        const std::string name = absl::StrCat("model.layers.", block, ".mlp.experts.", param.name);
+        model.adapter->modules.push_back({block, param.name, name, 0, param.group_rows(), 16, 1, name});
+      }
+    }
+  }
+  return model;
+}
+
+// Master, moments and gradients are those of all experts' adapters; a token is multiplied by the adapters of 8 of 128.
+TEST(ExpertsPlan, AdaptersHaveTheMemoryOfAllExpertsAndTheTimeOfThoseThatATokenVisits) {
+  const models::ModelConfig student = with_adapters(with_experts(4)), dense = with_adapters(as_one_mlp(4));
+  const auto parameters = static_cast<double>(models::parameter_count(models::trained_layouts(student)));
+  EXPECT_DOUBLE_EQ(parameters, 4.0 * 128 * 16 * (2048 + 2 * 768 + 768 + 2048));
+  const Plan experts = plan_of(1, student, as_one_mlp(2)), one = plan_of(1, dense, as_one_mlp(2));
+  const auto bytes = [&](Category category) {
+    return static_cast<double>(highest(experts, device::MemoryPhase::kBackward, category));
+  };
+  EXPECT_NEAR(bytes(Category::kMaster), 4 * parameters, 0.01 * 4 * parameters);
+  EXPECT_NEAR(bytes(Category::kMoments), 8 * parameters, 0.01 * 8 * parameters);
+  EXPECT_LT(bytes(Category::kGradients), 1.01 * 4 * parameters);
+  const auto student_time = [](const Plan& plan) {
+    return plan.time.phases[static_cast<size_t>(metrics::Phase::kForward)] +
+        plan.time.phases[static_cast<size_t>(metrics::Phase::kBackward)];
+  };
+  EXPECT_GT(student_time(experts), student_time(one));
+  EXPECT_LT(student_time(experts), 2 * student_time(one));
+  // Rank 16 costs a token as many operations as its 8 experts have adapters.
+  EXPECT_EQ(models::adapter_numel(student, 0), 8 * 16 * (2048 + 2 * 768 + 768 + 2048));
 }
 
 TEST(ExpertsPlan, RunsAMixOfLayers) {

@@ -86,6 +86,18 @@ at::Tensor grouped_linear_forward(const at::Tensor& x_MI, const at::Tensor& weig
   return y_MO;
 }
 
+void grouped_linear_add(
+    const at::Tensor& x_MI, const at::Tensor& weights, const at::Tensor& ends_G, double alpha, at::Tensor& y_MO) {
+  const int64_t outputs = outputs_of(weights, ends_G);
+  if (has_kernel(x_MI, x_MI.size(1), outputs)) {
+    y_MO.add_(grouped_linear_forward(x_MI, weights, ends_G), alpha);
+    return;
+  }
+  for_each_group(ends_G, x_MI.size(0), [&](const Group& group) {
+    group.of_rows(y_MO).addmm_(group.of_rows(x_MI), group.of_weights(weights, outputs).t(), /*beta=*/1, alpha);
+  });
+}
+
 at::Tensor grouped_float8_linear(
     const Float8Rows& x_MI, const Float8Rows& weights, const at::Tensor& ends_G, at::ScalarType dtype) {
   const at::Tensor& x = x_MI.values_RC;
@@ -124,6 +136,18 @@ at::Tensor grouped_linear_backward_input(const at::Tensor& dy_MO, const at::Tens
     at::mm_out(dx, group.of_rows(dy_MO), group.of_weights(weights, outputs));
   });
   return dx_MI;
+}
+
+void grouped_linear_backward_input_add(
+    const at::Tensor& dy_MO, const at::Tensor& weights, const at::Tensor& ends_G, at::Tensor& dx_MI) {
+  const int64_t outputs = outputs_of(weights, ends_G);
+  if (has_kernel(dy_MO, weights.size(1), outputs)) {
+    dx_MI.add_(grouped_linear_backward_input(dy_MO, weights, ends_G));
+    return;
+  }
+  for_each_group(ends_G, dy_MO.size(0), [&](const Group& group) {
+    group.of_rows(dx_MI).addmm_(group.of_rows(dy_MO), group.of_weights(weights, outputs));
+  });
 }
 
 void grouped_linear_backward_weight(

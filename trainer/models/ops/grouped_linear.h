@@ -20,8 +20,16 @@ at::Tensor grouped_linear_forward(const at::Tensor& x_MI, const at::Tensor& weig
 at::Tensor grouped_float8_linear(
     const Float8Rows& x_MI, const Float8Rows& weights, const at::Tensor& ends_G, at::ScalarType dtype);
 
+// y += alpha * x W^T. The kernel's product is rounded before it is added; elsewhere there is one rounding.
+void grouped_linear_add(
+    const at::Tensor& x_MI, const at::Tensor& weights, const at::Tensor& ends_G, double alpha, at::Tensor& y_MO);
+
 // dy W: [M, I].
 at::Tensor grouped_linear_backward_input(const at::Tensor& dy_MO, const at::Tensor& weights, const at::Tensor& ends_G);
+
+// dx += dy W, rounded as grouped_linear_add rounds.
+void grouped_linear_backward_input_add(
+    const at::Tensor& dy_MO, const at::Tensor& weights, const at::Tensor& ends_G, at::Tensor& dx_MI);
 
 // grads += dy^T x of each group, [G * O, I] in fp32, or in the inputs' own dtype; `accumulate` false: grads = dy^T x,
 // zeros for a group without rows. The kernel's result is rounded to bf16 before it is added: each micro-batch's part of

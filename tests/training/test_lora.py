@@ -1,55 +1,28 @@
-"""Adapters: training against peft, folders of both, ranks, resumption, merging, one copy of the base, bad input."""
+"""Adapters: training against peft, ranks, resumption, float8, one copy of the base, teachers with adapters."""
 
-import json
 import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import reference_training
 import tiny
+from adapters import (
+    EXPERTS,
+    LORA,
+    LORA_ON_EXPERTS,
+    config_of,
+    expect_pefts_evaluation,
+    load_peft,
+    logits_of,
+    peft_folder,
+)
 from test_resume import files, state_files, timeless
 
 peft = pytest.importorskip("peft", reason="peft (scripts/requirements.txt) is not installed")
 
-ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
-LORA = {"rank": 4, "alpha": 8}
-
-
-def targets_of(family):
-    return FUSED if family == "phi3" else ALL_LINEAR
-
-
-def peft_folder(folder, base, **keys):
-    """An adapter that peft has made and saved, whose B are not zero, so that A has a gradient from the first step."""
-    keys = {"r": 4, "lora_alpha": 8, "target_modules": ALL_LINEAR} | keys
-    torch.manual_seed(11)
-    model = peft.get_peft_model(reference_training.load(base), peft.LoraConfig(task_type="CAUSAL_LM", **keys))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0, 0.1)
-            elif parameter.requires_grad and "modules_to_save" in name:
-                parameter.add_(0.02 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return str(folder)
-
-
-def load_peft(base, folder):
-    return peft.PeftModel.from_pretrained(reference_training.load(base), folder)
-
-
-def config_of(folder, models, shard, family="llama", **sections):
-    student, teacher = models[family]
-    sections.setdefault("train", {"steps": 10})
-    return tiny.base_config(folder, student, teacher, shard, **sections)
-
-
-def logits_of(model, shard):
-    with torch.no_grad():
-        return model(reference_training.concat_rows(shard, 32)[0][:8]).logits
 
 
 def compare_steps(found, expected):
@@ -70,7 +43,13 @@ def compare_steps(found, expected):
         ("gemma2", {}),
         ("olmo2", {}),
         ("phi3", {"target_modules": FUSED}),
+        ("qwen3_5", {"target_modules": "all-linear"}),
         ("qwen3_moe", {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
+        ("qwen3_moe", {"target_modules": [], "target_parameters": EXPERTS}),
+        ("qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": ["down_proj"], "r": 3}),
+        ("qwen3_moe", {"target_modules": "all-linear"}),
+        ("qwen3_5_moe", {"target_modules": ["q_proj", "out_proj"], "target_parameters": [*EXPERTS, "mlp.gate.weight"]}),
+        ("qwen3_5_moe", {"target_modules": "all-linear"}),
     ],
 )
 def test_ten_steps_from_an_adapter_of_peft_follow_peft(tmp_path, models, ragged_shard, family, keys):
@@ -100,22 +79,30 @@ def test_ten_steps_from_an_adapter_of_peft_follow_peft(tmp_path, models, ragged_
     )
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "exaone4", "mistral", "gemma3", "smollm3", "olmo3", "gemma4"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "qwen3",
+        "exaone4",
+        "mistral",
+        "ministral3",
+        "gemma3",
+        "smollm3",
+        "olmo3",
+        "gemma4",
+        "qwen3_5",
+        "qwen3_moe",
+        "qwen3_5_moe",
+    ],
+)
 def test_a_new_adapter_of_every_family_learns_and_peft_loads_it(tmp_path, models, ragged_shard, family):
     student, _ = models[family]
     config = config_of(tmp_path, models, ragged_shard, family, student={"lora": LORA}, train={"steps": 4})
     run = tiny.train(tmp_path, config)
     trained = load_file(run / "model/adapter_model.safetensors")
     assert all(value.abs().max() > 0 for value in trained.values())
-    data = {"eval": [{"path": ragged_shard}]}
-    config["data"] |= data
-    config["student"] = {"path": student, "adapter": str(run / "model")}
-    found = tiny.evaluate(tmp_path, config)
-    model = load_peft(student, run / "model")
-    rows = [part for part in zip(*(t.split(8) for t in reference_training.concat_rows(ragged_shard, 32)))]
-    expected = reference_training.evaluate(model, reference_training.load(models[family][1]), rows, config["loss"])
-    for name in ("loss", "hard", "soft"):
-        assert found[name] == pytest.approx(expected[name], rel=1e-4), name
+    expect_pefts_evaluation(tmp_path, config, run / "model", ragged_shard)
 
 
 def test_the_first_values_are_pefts_and_follow_from_the_seed(tmp_path, models, ragged_shard):
@@ -150,25 +137,36 @@ def test_the_first_values_are_pefts_and_follow_from_the_seed(tmp_path, models, r
 
 
 @pytest.mark.parametrize(
-    "parallel, micro, dropout, whole",
+    "family, parallel, micro, lora",
     [
-        ({"processes": 3}, 1, 0.0, []),
-        ({"processes": 3, "gather": "nccl"}, 2, 0.2, ["lm_head", "embed_tokens", "norm"]),
-        ({"processes": 4, "shard": 2, "replicate": 2, "debug_checks": True}, 1, 0.2, ["lm_head"]),
-        ({"processes": 2, "shard_teacher": False, "accumulate": "keep_full"}, 1, 0.0, []),
-        ({"processes": 2, "shard": 1, "replicate": 2}, 3, 0.2, []),
+        ("llama", {"processes": 3}, 1, LORA),
+        (
+            "llama",
+            {"processes": 3, "gather": "nccl"},
+            2,
+            LORA | {"dropout": 0.2, "modules_to_save": ["lm_head", "embed_tokens", "norm"]},
+        ),
+        (
+            "llama",
+            {"processes": 4, "shard": 2, "replicate": 2, "debug_checks": True},
+            1,
+            LORA | {"dropout": 0.2, "modules_to_save": ["lm_head"]},
+        ),
+        ("llama", {"processes": 2, "shard_teacher": False, "accumulate": "keep_full"}, 1, LORA),
+        ("llama", {"processes": 2, "shard": 1, "replicate": 2}, 3, LORA | {"dropout": 0.2}),
+        ("qwen3_5_moe", {"processes": 4, "shard": 2, "replicate": 2}, 1, LORA_ON_EXPERTS),
+        ("qwen3_moe", {"processes": 3}, 2, LORA),  # the routers' loss is that of the micro-batches
     ],
 )
 @pytest.mark.parametrize("teaches_itself", [False, True])
-def test_ranks_train_as_one_process_does(
-    tmp_path, models, ragged_shard, parallel, micro, dropout, whole, teaches_itself
-):
+def test_ranks_train_as_one_process_does(tmp_path, models, ragged_shard, family, parallel, micro, lora, teaches_itself):
     def run(name, parallel, micro):
         config = config_of(
             tmp_path / name,
             models,
             ragged_shard,
-            student={"lora": LORA | {"dropout": dropout, "modules_to_save": whole}},
+            family,
+            student={"lora": lora},
             train={"steps": 6, "micro_batch_size": micro, "global_batch_size": 12},
             parallel=parallel,
         )
@@ -185,14 +183,22 @@ def test_ranks_train_as_one_process_does(
     assert tiny.relative_difference(trained, weights) < 1e-3
 
 
-@pytest.mark.parametrize("optimizer", ["device", "host"])
-def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, models, ragged_shard, optimizer):
+@pytest.mark.parametrize(
+    "family, optimizer, lora",
+    [
+        ("llama", "device", LORA | {"dropout": 0.2, "modules_to_save": ["norm"]}),
+        ("llama", "host", LORA | {"dropout": 0.2, "modules_to_save": ["norm"]}),
+        ("qwen3_5_moe", "device", LORA_ON_EXPERTS),
+    ],
+)
+def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, models, ragged_shard, family, optimizer, lora):
     def run(name, steps):
         config = config_of(
             tmp_path / name,
             models,
             ragged_shard,
-            student={"lora": LORA | {"dropout": 0.2, "modules_to_save": ["norm"]}},
+            family,
+            student={"lora": lora},
             train={"steps": 8, "micro_batch_size": 1, "deterministic": tiny.DEVICE == "cuda"},
             checkpoint={"every": 4},
             memory={"optimizer": optimizer, "activation": "recompute"},
@@ -213,76 +219,9 @@ def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, models, ragged_shard, 
     assert timeless(tiny.read_metrics(half)[0]) == timeless(tiny.read_metrics(whole)[0])
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, models, ragged_shard):
-    folder = tmp_path_factory.mktemp("lora")
-    config = config_of(
-        folder, models, ragged_shard, student={"lora": LORA | {"modules_to_save": ["lm_head"]}}, checkpoint={"every": 5}
-    )
-    return config, tiny.train(folder, config)
-
-
-def test_the_merged_model_is_the_adapted_one(tmp_path, models, ragged_shard, trained):
-    config, run = trained
-    tiny.distill("export", "--checkpoint", run, "--out", tmp_path / "merged", "--merge")
-    tiny.distill("verify", tmp_path / "merged")
-    merged = reference_training.load(tmp_path / "merged")
-    unmerged = load_peft(models["llama"][0], run / "model")
-    assert torch.allclose(logits_of(merged, ragged_shard), logits_of(unmerged, ragged_shard), atol=1e-4, rtol=1e-4)
-    expected = unmerged.merge_and_unload().state_dict()
-    assert tiny.relative_difference(merged.state_dict(), expected) < 1e-6
-    # The run itself writes the same where it is asked to.
-    again = {**config, "run": {**config["run"], "dir": str(tmp_path / "run")}}
-    again["student"] = {**config["student"], "lora": config["student"]["lora"] | {"merge": True}}
-    assert files(tiny.train(tmp_path / "again", again) / "model") == files(tmp_path / "merged")
-
-
-def test_the_exported_adapter_is_the_one_that_the_run_wrote(tmp_path, trained):
-    _, run = trained
-    tiny.distill("export", "--checkpoint", run, "--out", tmp_path / "adapter")
-    assert files(tmp_path / "adapter") == files(run / "model")
-    tiny.distill("verify", run / "model")
-
-
-def test_training_goes_on_from_what_a_run_has_written(tmp_path, models, ragged_shard, trained):
-    _, run = trained
-    sections = {"student": {"adapter": str(run / "model")}, "train": {"steps": 2}, "scheduler": {"warmup_steps": 0}}
-    config = config_of(tmp_path, models, ragged_shard, **sections)
-    found, _ = tiny.read_metrics(tiny.train(tmp_path, config))
-    last = tiny.read_metrics(run)[0][-1]["loss"]
-    first = tiny.read_metrics(run)[0][0]["loss"]
-    assert abs(found[0]["loss"] - first) > 1e-3  # other than the base alone
-    assert found[0]["loss"] < first or last > first
-
-
-def test_an_adapter_in_any_version_of_pefts_names_is_read(tmp_path, models, ragged_shard, trained):
-    config, run = trained
-    expected = adapter_loss(tmp_path / "as-written", config, run / "model", ragged_shard)
-    for version, rename in {
-        "default": lambda name: name.replace(".weight", ".default.weight") if "lora_" in name else name,
-        "wrapper": lambda name: name.replace("lm_head.weight", "lm_head.modules_to_save.weight"),
-        "adapter-wrapper": lambda name: name.replace("lm_head.weight", "lm_head.modules_to_save.default.weight"),
-    }.items():
-        copy = copied(run / "model", tmp_path / version)
-        tensors = load_file(copy / "adapter_model.safetensors")
-        save_file({rename(name): value for name, value in tensors.items()}, copy / "adapter_model.safetensors")
-        assert adapter_loss(tmp_path / f"{version}-run", config, copy, ragged_shard) == expected, version
-
-
-def adapter_loss(folder, config, adapter, shard):
-    config = json.loads(json.dumps(config))
-    config["student"] = {"path": config["student"]["path"], "adapter": str(adapter)}
-    config["data"]["eval"] = [{"path": shard}]
-    return tiny.evaluate(folder, config)["loss"]
-
-
-def copied(folder, to):
-    shutil.copytree(folder, to)
-    return to
-
-
-def test_a_float8_base_is_near_the_exact_one(tmp_path, models, ragged_shard):
-    student = tiny.make_model(tmp_path / "wide", "llama", seed=1, tied=False, hidden=64)
+@pytest.mark.parametrize("family, lora", [("llama", LORA), ("qwen3_moe", LORA), ("qwen3_5_moe", LORA_ON_EXPERTS)])
+def test_a_float8_base_is_near_the_exact_one(tmp_path, models, ragged_shard, family, lora):
+    student = tiny.make_model(tmp_path / "wide", family, seed=1, tied=False, hidden=64)
     losses = {}
     for dtype in ("auto", "float8"):
         config = tiny.base_config(
@@ -290,7 +229,7 @@ def test_a_float8_base_is_near_the_exact_one(tmp_path, models, ragged_shard):
             student,
             models["llama"][1],
             ragged_shard,
-            student={"dtype": dtype, "lora": LORA},
+            student={"dtype": dtype, "lora": lora},
             train={"steps": 5},
         )
         losses[dtype] = [step["loss"] for step in tiny.read_metrics(tiny.train(tmp_path / dtype, config))[0]]
@@ -298,11 +237,12 @@ def test_a_float8_base_is_near_the_exact_one(tmp_path, models, ragged_shard):
     assert losses["float8"] == pytest.approx(losses["auto"], rel=0.03)
 
 
-def test_the_base_of_both_is_in_memory_once_and_the_plan_says_so(tmp_path, models, ragged_shard):
-    student, teacher = models["llama"]
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_the_base_of_both_is_in_memory_once_and_the_plan_says_so(tmp_path, models, ragged_shard, family):
+    student, teacher = models[family]
     plans = {}
     for name, path in {"same": student, "other": shutil.copytree(student, tmp_path / "copy")}.items():
-        config = config_of(tmp_path / name, models, ragged_shard, student={"lora": LORA})
+        config = config_of(tmp_path / name, models, ragged_shard, family, student={"lora": LORA})
         config["teacher"]["path"] = str(path)
         plans[name] = tiny.distill("--config", tiny.write_config(tmp_path / name, config), "--dry-run").stdout
         run = tiny.train(tmp_path / name, config)
@@ -312,9 +252,16 @@ def test_the_base_of_both_is_in_memory_once_and_the_plan_says_so(tmp_path, model
     assert plans["same losses"] == plans["other losses"]
 
 
-def test_a_teacher_with_an_adapter_teaches_what_the_merged_one_does(tmp_path, models, ragged_shard):
-    student, teacher = models["llama"]
-    adapter = peft_folder(tmp_path / "adapter", teacher)
+@pytest.mark.parametrize(
+    "family, keys, lora",
+    [
+        ("llama", {}, LORA),
+        ("qwen3_5_moe", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}, LORA_ON_EXPERTS),
+    ],
+)
+def test_a_teacher_with_an_adapter_teaches_what_the_merged_one_does(tmp_path, models, ragged_shard, family, keys, lora):
+    student, teacher = models[family]
+    adapter = peft_folder(tmp_path / "adapter", teacher, **keys)
     merged = load_peft(teacher, adapter).merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
     runs = {}
@@ -322,86 +269,14 @@ def test_a_teacher_with_an_adapter_teaches_what_the_merged_one_does(tmp_path, mo
         "merged": {"path": str(tmp_path / "merged")},
         "adapted": {"path": teacher, "adapter": adapter},
     }.items():
-        config = config_of(tmp_path / name, models, ragged_shard, train={"steps": 4}, parallel={"processes": 2})
+        config = config_of(tmp_path / name, models, ragged_shard, family, train={"steps": 4}, parallel={"processes": 2})
         config["teacher"] = section
         runs[name] = [step["loss"] for step in tiny.read_metrics(tiny.train(tmp_path / name, config))[0]]
     assert runs["adapted"] == pytest.approx(runs["merged"], rel=1e-4)
-    config["student"] = {"path": teacher, "lora": LORA}  # the base of both, once, and the teacher's adapter beside it
+    config["student"] = {"path": teacher, "lora": lora}  # the base of both, once, and the teacher's adapter beside it
     config["run"]["dir"] = str(tmp_path / "shared-run")
     shared = [step["loss"] for step in tiny.read_metrics(tiny.train(tmp_path / "shared", config))[0]]
     config["teacher"] = {"path": str(tmp_path / "merged")}
     config["run"]["dir"] = str(tmp_path / "apart-run")
     apart = [step["loss"] for step in tiny.read_metrics(tiny.train(tmp_path / "apart", config))[0]]
     assert shared == pytest.approx(apart, rel=1e-4)
-
-
-def changed(folder, **keys):
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
-
-
-def test_bad_adapters_are_named_before_anything_is_trained(tmp_path, models, ragged_shard, trained):
-    student, teacher = models["llama"]
-    _, run = trained
-
-    def refused(name, edit, says, base=student):
-        copy = copied(run / "model", tmp_path / name)
-        edit(copy)
-        config = config_of(tmp_path / f"{name}-run", models, ragged_shard)
-        config["student"] = {"path": base, "adapter": str(copy)}
-        tiny.expect_refused(tmp_path / f"{name}-run", config, [str(copy)] + says)
-
-    def edit_tensors(change):
-        def edit(folder):
-            tensors = load_file(folder / "adapter_model.safetensors")
-            change(tensors)
-            save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-
-        return edit
-
-    a = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-    refused(
-        "shape", edit_tensors(lambda t: t.update({a: torch.zeros(4, 40)})), [a, "[4, 48] expected", "[4, 40] found"]
-    )
-    refused("missing", edit_tensors(lambda t: t.pop(a)), ["missing (1)", a])
-    refused("more", edit_tensors(lambda t: t.update({"base_model.model.score.weight": torch.zeros(2)})), ["unexpected"])
-    refused("infinite", edit_tensors(lambda t: t[a].fill_(float("inf"))), ["finite", a])
-    refused("dora", lambda f: changed(f, use_dora=True), ["use_dora", "found true"])
-    refused("none", lambda f: changed(f, target_modules=["c_attn"]), ["would do nothing", "q_proj"])
-    refused("rank", lambda f: changed(f, r=6), ["[6, 48] expected", "[4, 48] found"])
-    refused(
-        "pickle", lambda f: (f / "adapter_model.safetensors").rename(f / "adapter_model.bin"), ["adapter_model.bin"]
-    )
-    other = tiny.make_model(tmp_path / "other-base", "llama", seed=77, tied=False)
-    refused("base", lambda f: None, ["another", "hash"], base=other)
-    refused("named", lambda f: edit_tensors(lambda t: None)(f), ["base_model_name_or_path", student], base=other)
-
-
-def test_keys_that_contradict_each_other_are_errors(tmp_path, models, ragged_shard, trained):
-    _, run = trained
-
-    def refused(name, says, **student):
-        config = config_of(tmp_path / name, models, ragged_shard, student=student)
-        tiny.expect_refused(tmp_path / name, config, says)
-
-    refused("both", ["student.lora.rank", "student.adapter"], lora=LORA, adapter=str(run / "model"))
-    refused("off", ["student.lora.alpha", "student.lora.rank"], lora={"alpha": 3})
-    refused("typo", ["c_attn", "names that none has"], lora=LORA | {"targets": ["q_proj", "c_attn"]})
-    refused("mixed", ["student.lora.targets", "several"], lora=LORA | {"targets": ["q_proj", "all-linear"]})
-    refused("unknown", ["student.lora.rnk", "did you mean"], lora={"rnk": 3})
-    config = config_of(tmp_path / "path", models, ragged_shard)
-    config["student"] = {"path": str(run / "model")}
-    tiny.expect_refused(tmp_path / "path", config, ["it is an adapter: set student.adapter"])
-    config = config_of(tmp_path / "moe", models, ragged_shard, "qwen3_moe", student={"lora": LORA})
-    tiny.expect_refused(tmp_path / "moe", config, ["expert", "attention"])
-
-
-def test_a_checkpoint_of_another_rank_is_refused(tmp_path, models, ragged_shard, trained):
-    config, run = trained
-    copy = copied(run, tmp_path / "run")
-    config = json.loads(json.dumps(config))
-    config["run"]["dir"] = str(copy)
-    config["student"]["lora"]["rank"] = 6
-    config["train"]["steps"] = 12
-    done = tiny.distill("--config", tiny.write_config(tmp_path, config), "--resume", code=(1, 2))
-    assert "LoRA of rank 4" in done.stderr and "LoRA of rank 6" in done.stderr

@@ -113,6 +113,21 @@ def test_planned_bytes_are_those_allocated_on_any_ranks(tmp_path, models, long_s
     check_against_measured(profile(tmp_path, config), workspace_too=False)
 
 
+@pytest.mark.parametrize(
+    "family, lora, policy",
+    [
+        ("qwen3_moe", {"rank": 4}, "keep"),
+        ("qwen3_moe", {"rank": 8, "targets": [], "target_parameters": ["experts.down_proj"]}, "recompute"),
+        ("qwen3_5_moe", {"rank": 8, "target_parameters": ["gate_up_proj", "down_proj", "gate.weight"]}, "keep"),
+        ("qwen3_5_moe", {"rank": 4, "target_parameters": ["gate_up_proj"]}, "offload"),
+    ],
+)
+def test_planned_bytes_of_adapters_on_experts_are_those_allocated(tmp_path, models, long_shard, family, lora, policy):
+    memory = {"activation": policy}
+    config = config_of(tmp_path, models[family], long_shard, student={"lora": lora}, memory=memory)
+    check_against_measured(profile(tmp_path, config))
+
+
 def test_planned_bytes_are_those_allocated_without_a_teacher(tmp_path, models, long_shard):
     config = config_of(tmp_path, models["llama"], long_shard)
     config["teacher"] = {"path": None}

@@ -203,12 +203,12 @@ def test_the_plan_is_exact(tmp_path, config, models, long_shard, processes):
 def test_adapters_on_one_base_cost_adapters(tmp_path, config, models):
     """Two teachers on one base, which is the student's, too: the plan and the run have its weights once."""
     peft = pytest.importorskip("peft")
-    import test_lora
+    from adapters import peft_folder
 
     base = models["llama"][0]
     adapters = {}
     for seed, name in enumerate(("math", "code")):
-        adapters[name] = test_lora.peft_folder(tmp_path / name, base, r=2 + 2 * seed)
+        adapters[name] = peft_folder(tmp_path / name, base, r=2 + 2 * seed)
     own = {name: {"path": base, "adapter": folder} for name, folder in adapters.items()}
     sections = {"train": {"steps": 4, "micro_batch_size": 2, "global_batch_size": 4}}
     sections["student"] = {"lora": {"rank": 4, "targets": "all-linear"}}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+import adapters
 import onpolicy_runs
-import test_lora
 import tiny
 import vocabularies
 from run_results import steps_of, weights_of
@@ -159,8 +159,8 @@ def test_a_token_that_one_teacher_lacks(tmp_path, folders, config):
 def test_a_teacher_with_an_adapter_and_other_ids(tmp_path, folders, shards, whole):
     """Against its merged model, which has these ids too; an adapter of matrices alone also against the teacher with the
     student's ids, bit for bit."""
-    adapter = test_lora.peft_folder(tmp_path / "adapter", folders["moved"], modules_to_save=whole or None)
-    merged = test_lora.load_peft(folders["moved"], adapter).merge_and_unload()
+    adapter = adapters.peft_folder(tmp_path / "adapter", folders["moved"], modules_to_save=whole or None)
+    merged = adapters.load_peft(folders["moved"], adapter).merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
     vocabularies.give_tokenizer(tmp_path / "merged", MOVED)
 

@@ -253,6 +253,7 @@ struct LoraSection {
   int64_t rank = 0; // 0: none, unless student.adapter names one
   double alpha = kAutomatic; // kAutomatic: the rank
   std::vector<std::string> targets = {"all-linear"}; // names of modules, or one regular expression, or all-linear
+  std::vector<std::string> target_parameters; // parameters of transformers' model, such as mlp.experts.down_proj
   bool rslora = false; // scale alpha / sqrt(rank) instead of alpha / rank
   double dropout = 0;
   std::vector<std::string> modules_to_save; // that are trained as they are

@@ -77,6 +77,7 @@ absl::StatusOr<hf::PeftConfig> student_adapter(const Config& config) {
     peft.alpha = lora.alpha == kAutomatic ? static_cast<double>(lora.rank) : lora.alpha;
     peft.rslora = lora.rslora;
     peft.whole = lora.modules_to_save;
+    peft.parameters = lora.target_parameters;
     RETURN_IF_ERROR(add_targets(lora.targets, peft));
   }
   peft.dropout = lora.dropout;

@@ -107,7 +107,13 @@ std::vector<Field> lora_fields() {
        kLora},
       {"student.lora", "targets", Texts{member<kSection, &LoraSection::targets>}, "",
        "Modules that have an adapter: a list of names (q_proj, or layers.3.mlp.down_proj), or one regular expression that "
-       "matches a module's whole name, or all-linear: every matrix of the blocks.",
+       "matches a module's whole name, or all-linear: every matrix of the blocks; of experts what peft means by it "
+       "(docs/lora.md). May be empty with target_parameters.",
+       kLora},
+      {"student.lora", "target_parameters", Texts{member<kSection, &LoraSection::target_parameters>}, "",
+       "Parameters of transformers' model that have an adapter, by whole names or their endings, as peft's key of this "
+       "name: mlp.experts.gate_up_proj and mlp.experts.down_proj for experts, mlp.gate.weight for routers. dropout is 0 "
+       "with them.",
        kLora},
       {"student.lora", "rslora", Boolean{member<kSection, &LoraSection::rslora>}, "",
        "Multiply by alpha / sqrt(rank) instead.", kLora},

@@ -28,7 +28,6 @@ constexpr const char* kNotComputed[] = {
     "alora_invocation_tokens",
     "use_qalora",
     "layer_replication",
-    "target_parameters",
     "use_bdlora",
     "arrow_config",
     "kasa_config",
@@ -109,13 +108,13 @@ class Keys {
     std::vector<std::string> texts;
     for (const Json& text : value != nullptr && value->is_array() ? *value : Json::array()) {
       if (!text.is_string() || text.get_ref<const std::string&>().empty()) {
-        fail(key, "names of modules", text);
+        fail(key, "names", text);
         return {};
       }
       texts.push_back(text.get<std::string>());
     }
     if (value != nullptr && !value->is_array()) {
-      fail(key, "a list of names of modules", *value);
+      fail(key, "a list of names", *value);
     }
     return texts;
   }
@@ -217,6 +216,7 @@ absl::StatusOr<PeftConfig> parse_peft_config(std::string_view text, const std::s
     std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
     config.all_linear = lower == "all-linear";
   }
+  config.parameters = keys.texts("target_parameters");
   config.excluded = keys.names("exclude_modules");
   config.layers = layers_of(keys);
   for (const auto& [key, value] : keys.object("rank_pattern").items()) {
@@ -231,8 +231,8 @@ absl::StatusOr<PeftConfig> parse_peft_config(std::string_view text, const std::s
   config.base = base != nullptr && base->is_string() ? base->get<std::string>() : "";
   check_initialisation(keys);
   keys.check_others(
-      {"peft_type", "r", "lora_alpha", "use_rslora", "lora_dropout", "target_modules", "exclude_modules",
-       "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "modules_to_save",
+      {"peft_type", "r", "lora_alpha", "use_rslora", "lora_dropout", "target_modules", "target_parameters",
+       "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "modules_to_save",
        "base_model_name_or_path", "init_lora_weights"});
   RETURN_IF_ERROR(keys.status());
   return config;
@@ -251,13 +251,15 @@ absl::StatusOr<PeftConfig> read_peft_config(const std::string& folder) {
 
 std::string peft_config_text(const PeftConfig& config, const models::AdapterSpec& adapter) {
   const auto names = [](const ModuleNames& modules) -> Json {
-    return modules.expression ? Json(*modules.expression) : modules.names.empty() ? Json() : Json(modules.names);
+    return modules.expression ? Json(*modules.expression) : Json(modules.names);
   };
   Json targets = names(config.targets);
   if (config.all_linear) { // other programs would have to know which modules are linear
     std::set<std::string> leaves;
     for (const models::AdaptedModule& module : adapter.modules) {
-      leaves.insert(module.name.substr(module.name.rfind('.') + 1));
+      if (!module.is_parameter()) {
+        leaves.insert(module.name.substr(module.name.rfind('.') + 1));
+      }
     }
     targets = leaves;
   }
@@ -294,6 +296,9 @@ std::string peft_config_text(const PeftConfig& config, const models::AdapterSpec
       {"init_lora_weights", true}};
   if (!config.excluded.empty()) { // a key that peft has only had since its version 0.14
     json["exclude_modules"] = names(config.excluded);
+  }
+  if (!config.parameters.empty()) { // since 0.17
+    json["target_parameters"] = config.parameters;
   }
   return json.dump(2) + "\n";
 }

@@ -36,6 +36,9 @@ struct PeftConfig {
   double dropout = 0;
   bool all_linear = false; // every linear module but the lm_head, instead of `targets`
   ModuleNames targets;
+  // target_parameters: parameters of transformers' model, such as mlp.experts.down_proj, by whole names or endings
+  // after a dot. `excluded` and `layers` do not hold for them.
+  std::vector<std::string> parameters;
   ModuleNames excluded;
   std::vector<int64_t> layers; // empty: all
   // Ranks and alphas of modules whose name ends, after a dot, with what a regular expression matches; the first one
@@ -52,12 +55,13 @@ struct PeftConfig {
 absl::StatusOr<PeftConfig> parse_peft_config(std::string_view text, const std::string& source);
 absl::StatusOr<PeftConfig> read_peft_config(const std::string& folder);
 
-// The text of an adapter_config.json of the adapter that `adapter` has been resolved to.
+// The text of an adapter_config.json of the adapter that `adapter` has been resolved to; `config`: as
+// with_expert_parameters() returns it.
 std::string peft_config_text(const PeftConfig& config, const models::AdapterSpec& adapter);
 
 // Finds the modules of a model that an adapter names. `source`: of errors. `each_name`: every one of the names must
 // match a module, and not only one of them. InvalidArgument: no module is named, or one that has no adapter in this
-// program: experts, routers, the embedding and the lm_head.
+// program: the embedding and the lm_head; or a module of one expert, or a router, which peft adapts as parameters.
 absl::StatusOr<models::AdapterSpec> resolve_adapter(
     const PeftConfig& config, const models::ModelConfig& model, const std::string& source, bool each_name);
 

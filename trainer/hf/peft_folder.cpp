@@ -10,6 +10,7 @@
 #include "data/base/status_macros.h"
 #include "trainer/hf/folder_weights.h"
 #include "trainer/hf/model_checksums.h"
+#include "trainer/hf/peft_experts.h"
 #include "trainer/hf/safetensors.h"
 #include "trainer/models/layout.h"
 
@@ -60,18 +61,49 @@ class PeftWeights : public models::WeightSource {
 
  protected:
   void copy_tensor(const models::FlatPiece& piece, int64_t first, at::Tensor dst) const override {
-    const std::string& name = stored_.at(stored_name(piece.part->hf_name));
-    NonFinite bad;
-    file_.copy_elements(*file_.find(name), first, std::move(dst), &bad);
-    if (bad.count > 0) {
-      bad_.insert(name);
+    const std::string name = stored_name(piece.part->hf_name);
+    if (stored_.contains(name) && !piece.part->groups_last) {
+      read(name, first, std::move(dst));
+      return;
     }
+    if (whole_name_ != name) {
+      whole_.reset();
+      whole_ = whole(*piece.param, *piece.part, name);
+      whole_name_ = name;
+    }
+    dst.copy_(whole_.flatten().narrow(0, first, dst.numel()));
   }
 
  private:
+  // `name`: normalised.
+  void read(const std::string& name, int64_t first, at::Tensor dst) const {
+    const std::string& stored = stored_.at(name);
+    NonFinite bad;
+    file_.copy_elements(*file_.find(stored), first, std::move(dst), &bad);
+    if (bad.count > 0) {
+      bad_.insert(stored);
+    }
+  }
+
+  at::Tensor read_whole(const std::string& name) const {
+    at::Tensor values = at::empty({file_.find(stored_.at(name))->numel()}, at::kFloat);
+    read(name, 0, values);
+    return values;
+  }
+
+  // A tensor whose elements have another order in the file, or that is several there.
+  at::Tensor whole(const models::ParamLayout& param, const models::ParamPart& part, const std::string& name) const {
+    return stored_.contains(name) ? models::rows_of_groups(param, read_whole(name))
+                                  : joined_experts(param, tensors_of_experts(param, part), [&](const std::string& own) {
+                                      return read_whole(own);
+                                    });
+  }
+
   SafetensorsFile file_;
   std::map<std::string, std::string> stored_; // normalised name -> the file's
   mutable std::set<std::string> bad_; // weights are read by one thread
+  mutable std::string whole_name_; // normalised: the last tensor that whole() has made
+  mutable at::Tensor whole_;
 };
 
 absl::StatusOr<std::map<std::string, std::string>> match_tensors(
@@ -82,22 +114,33 @@ absl::StatusOr<std::map<std::string, std::string>> match_tensors(
   }
   std::map<std::string, std::string> unused = stored;
   std::vector<std::string> missing, misshapen, unexpected;
+  const auto expect = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    const auto found = stored.find(name);
+    if (found == stored.end()) {
+      missing.push_back(name);
+      return;
+    }
+    unused.erase(name);
+    const TensorInfo& info = *file.find(found->second);
+    if (info.shape != shape) {
+      misshapen.push_back(
+          absl::StrCat(found->second, " (", shape_text(shape), " expected, ", shape_text(info.shape), " found)"));
+    }
+  };
   for (const models::UnitLayout& unit : models::trained_layouts(config)) {
     for (const models::ParamLayout& param : unit.params) {
       for (const models::ParamPart& part : param.parts) {
         const std::string name = stored_name(part.hf_name);
-        const auto found = stored.find(name);
-        if (found == stored.end()) {
-          missing.push_back(name);
-          continue;
+        if (param.groups > 1 && !stored.contains(name)) { // as older versions of transformers had it, or not at all
+          const ExpertTensors own = tensors_of_experts(param, part);
+          if (stored.contains(own.names.front())) {
+            for (const std::string& tensor : own.names) {
+              expect(tensor, own.shape);
+            }
+            continue;
+          }
         }
-        unused.erase(name);
-        const std::vector<int64_t> expected = models::part_shape(param, part);
-        const TensorInfo& info = *file.find(found->second);
-        if (info.shape != expected) {
-          misshapen.push_back(absl::StrCat(
-              found->second, " (", shape_text(expected), " expected, ", shape_text(info.shape), " found)"));
-        }
+        expect(name, models::part_shape(param, part));
       }
     }
   }
@@ -172,7 +215,10 @@ absl::Status write_folder(
   for (size_t i = 0; i < layouts.size(); ++i) {
     ASSIGN_OR_RETURN(const at::Tensor flat, units(i));
     for (const models::FlatPiece& piece : models::flat_pieces(layouts[i], 0, layouts[i].numel)) {
-      const at::Tensor values = flat.narrow(0, piece.flat_begin, piece.count).to(at::kCPU, options.dtype).contiguous();
+      at::Tensor values = flat.narrow(0, piece.flat_begin, piece.count).to(at::kCPU, options.dtype).contiguous();
+      if (piece.part->groups_last) {
+        values = models::groups_last(*piece.param, values);
+      }
       const bool twice = tied && stored_name(piece.part->hf_name) == kEmbedding;
       for (int copies = 0; copies < (twice ? 2 : 1); ++copies) {
         RETURN_IF_ERROR(writer->append(values));
@@ -180,7 +226,8 @@ absl::Status write_folder(
     }
   }
   RETURN_IF_ERROR(writer->finish());
-  RETURN_IF_ERROR(base::write_file((folder / kPeftConfig).string(), peft_config_text(peft, *config.adapter)));
+  ASSIGN_OR_RETURN(const PeftConfig named, with_expert_parameters(peft, config));
+  RETURN_IF_ERROR(base::write_file((folder / kPeftConfig).string(), peft_config_text(named, *config.adapter)));
   return write_checksums(folder.string());
 }
 
@@ -233,6 +280,14 @@ void merge_adapter(
     }
     const std::string product = param.name.substr(0, param.name.find(models::kLoraB));
     const at::Tensor a_RI = trained_layout.view(trained, product + models::kLoraA);
+    if (param.groups > 1) {
+      const auto of_groups = [&param](const at::Tensor& rows) {
+        return rows.view({param.groups, rows.size(0) / param.groups, rows.size(1)});
+      };
+      of_groups(layout.view(flat, product))
+          .baddbmm_(of_groups(values), of_groups(a_RI), /*beta=*/1, /*alpha=*/param.adapter->scale);
+      continue;
+    }
     int64_t first = 0; // of the module's rows of A
     for (const models::ParamLayout& other : trained_layout.params) {
       if (&other == &param) {

@@ -1,6 +1,7 @@
-// Which modules of a model the names of an adapter mean.
+// Which modules and parameters of a model the names of an adapter mean.
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 
 #include <algorithm>
@@ -8,13 +9,15 @@
 #include <set>
 
 #include "data/base/status_macros.h"
-#include "trainer/hf/peft_config.h"
+#include "trainer/hf/peft_experts.h"
 #include "trainer/models/layout.h"
+#include "trainer/models/router_balance.h"
 
 namespace distill::hf {
 namespace {
 
 constexpr size_t kNamesListed = 12;
+constexpr std::string_view kRouter = "router"; // in a block's layout
 
 absl::StatusOr<bool> matches_whole(const std::string& expression, const std::string& text) {
   try {
@@ -40,6 +43,13 @@ absl::StatusOr<Value> pattern_value(
 }
 
 constexpr absl::string_view kWeight = ".weight";
+constexpr const char* kNameParameters =
+    "target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj] gives all experts adapters, mlp.gate.weight "
+    "the router one";
+
+bool ends_with_name(const std::string& whole, const std::string& name) {
+  return whole == name || absl::EndsWith(whole, absl::StrCat(".", name));
+}
 
 std::string module_of(const std::string& tensor) {
   return tensor.substr(0, tensor.size() - kWeight.size());
@@ -54,13 +64,29 @@ class Resolver {
   absl::Status run() {
     adapter_.dropout = config_.dropout;
     for (const models::UnitLayout& unit : models::unit_layouts(model_)) {
+      const size_t first = adapter_.modules.size();
       for (const models::ParamLayout& param : unit.params) {
         for (const models::ParamPart& part : param.parts) {
           if (absl::EndsWith(part.hf_name, kWeight)) {
             RETURN_IF_ERROR(add(unit, param, part));
           }
+          if (param.groups == 1 && is_parameter_target(part.hf_name)) {
+            RETURN_IF_ERROR(add_parameter(unit, param, part.hf_name, module_of(part.hf_name), part));
+          }
+        }
+        const std::string experts = param.groups > 1 ? experts_parameter(param) : "";
+        if (is_parameter_target(experts)) {
+          const std::string module = experts.substr(0, experts.rfind('.'));
+          RETURN_IF_ERROR(add_parameter(unit, param, experts, module, {"", 0, param.group_rows()}));
         }
       }
+      name_wrappers(first);
+    }
+    if (config_.dropout > 0 && !used_parameters_.empty()) {
+      return fail(absl::StrFormat(
+          "dropout: expected 0 with target_parameters, as peft does, found %g: an adapter of a parameter is a part of "
+          "it, which has no input of its own",
+          config_.dropout));
     }
     if (model_.tie_word_embeddings) {
       RETURN_IF_ERROR(check_tied());
@@ -73,6 +99,9 @@ class Resolver {
   }
   const std::set<std::string>& used_names() const {
     return used_;
+  }
+  const std::set<std::string>& used_parameters() const {
+    return used_parameters_;
   }
   const std::vector<std::string>& modules() const { // that can have an adapter
     return modules_;
@@ -95,7 +124,7 @@ class Resolver {
   }
 
   // Whether the adapter's targets are to have this module.
-  absl::StatusOr<bool> is_target(const models::UnitLayout& unit, const std::string& module, bool is_block_matrix) {
+  absl::StatusOr<bool> is_target(const models::UnitLayout& unit, const std::string& module, bool is_linear) {
     if (!config_.layers.empty() &&
         std::find(config_.layers.begin(), config_.layers.end(), unit.block) == config_.layers.end()) {
       return false;
@@ -105,15 +134,79 @@ class Resolver {
       return false;
     }
     if (config_.all_linear) {
-      return is_block_matrix;
+      return is_linear && !(experts_were_modules(model_) && is_experts_module(module)); // of dense layers neither
     }
     ASSIGN_OR_RETURN(const bool matches, config_.targets.match(module));
     for (const std::string& name : config_.targets.names) {
-      if (module == name || absl::EndsWith(module, absl::StrCat(".", name))) {
+      if (ends_with_name(module, name)) {
         used_.insert(name);
       }
     }
     return matches;
+  }
+
+  bool is_parameter_target(const std::string& parameter) {
+    bool found = false;
+    for (const std::string& name : config_.parameters) {
+      if (ends_with_name(parameter, name)) {
+        used_parameters_.insert(name);
+        found = true;
+      }
+    }
+    return found;
+  }
+
+  // `name`: of the module or the parameter.
+  absl::StatusOr<models::AdaptedModule> adapted(
+      const models::UnitLayout& unit, const models::ParamLayout& param, const std::string& name,
+      const models::ParamPart& part) const {
+    ASSIGN_OR_RETURN(const int64_t rank, pattern_value(config_.rank_pattern, name, config_.rank));
+    ASSIGN_OR_RETURN(const double alpha, pattern_value(config_.alpha_pattern, name, config_.alpha));
+    const auto divisor = static_cast<double>(rank);
+    return models::AdaptedModule{
+        unit.block,
+        param.name,
+        name,
+        part.first_row,
+        part.rows,
+        rank,
+        alpha / (config_.rslora ? std::sqrt(divisor) : divisor),
+        /*wrapper=*/""};
+  }
+
+  // `module`: that has the parameter.
+  absl::Status add_parameter(
+      const models::UnitLayout& unit, const models::ParamLayout& param, const std::string& name,
+      const std::string& module, const models::ParamPart& part) {
+    if (unit.kind != models::UnitKind::kBlock || param.shape.size() != 2) {
+      return fail(absl::StrCat(
+          "target_parameters: expected matrices of decoder blocks, found ", name,
+          param.is_matrix ? "" : "; modules_to_save trains a norm as a whole"));
+    }
+    for (const models::AdaptedModule& other : adapter_.modules) {
+      if (!other.is_parameter() && other.name == module) {
+        return fail(absl::StrCat(
+            "target_parameters: expected a parameter of a module that is not among the targets too, found ", name));
+      }
+    }
+    ASSIGN_OR_RETURN(models::AdaptedModule own, adapted(unit, param, name, part));
+    own.wrapper = module;
+    adapter_.modules.push_back(std::move(own));
+    return absl::OkStatus();
+  }
+
+  // peft wraps a module once for each of its parameters that has an adapter, in the order of the parameters: the last
+  // one's tensors are named after the module, and those before it after its base_layer.
+  void name_wrappers(size_t first) {
+    for (size_t i = first; i < adapter_.modules.size(); ++i) {
+      models::AdaptedModule& inner = adapter_.modules[i];
+      const std::string module = inner.wrapper;
+      for (size_t outer = i + 1; inner.is_parameter() && outer < adapter_.modules.size(); ++outer) {
+        if (adapter_.modules[outer].wrapper == module) {
+          absl::StrAppend(&inner.wrapper, ".base_layer");
+        }
+      }
+    }
   }
 
   absl::Status add(const models::UnitLayout& unit, const models::ParamLayout& param, const models::ParamPart& part) {
@@ -130,36 +223,30 @@ class Resolver {
       }
       return absl::OkStatus();
     }
-    ASSIGN_OR_RETURN(const bool is_target_of_it, is_target(unit, module, in_block));
-    if (in_block && param.may_be_float8 && param.groups == 1) {
+    const bool is_linear = in_block && param.shape.size() == 2 && param.groups == 1 && param.name != kRouter;
+    if (is_linear) {
       modules_.push_back(module);
     }
-    if (!is_target_of_it || (!param.is_matrix && config_.all_linear)) {
+    if (param.groups > 1 && !experts_were_modules(model_)) {
+      return absl::OkStatus(); // for peft no module, whatever the folder's tensors are
+    }
+    ASSIGN_OR_RETURN(const bool is_target_of_it, is_target(unit, module, is_linear));
+    if (!is_target_of_it) {
       return absl::OkStatus();
     }
-    if (!in_block) {
+    if (is_linear) {
+      ASSIGN_OR_RETURN(models::AdaptedModule own, adapted(unit, param, module, part));
+      adapter_.modules.push_back(std::move(own));
+      return absl::OkStatus();
+    }
+    if (!in_block || param.shape.size() != 2) {
       return fail(absl::StrCat(
           "target modules: expected matrices of decoder blocks, found ", module,
-          "; modules_to_save trains it as a whole"));
+          in_block ? "" : "; modules_to_save trains it as a whole"));
     }
-    if (param.groups > 1) {
-      return fail(absl::StrCat(
-          "target modules: expected modules that multiply every token, found the expert ", module,
-          ": experts' products are grouped by expert and have no adapters; name the attention's modules (q_proj, ",
-          "k_proj, v_proj, o_proj), which can have them"));
-    }
-    if (!param.may_be_float8) {
-      return fail(absl::StrCat(
-          "target modules: expected no router, found ", module,
-          ": an adapter would change which experts a token visits; name the attention's modules"));
-    }
-    ASSIGN_OR_RETURN(const int64_t rank, pattern_value(config_.rank_pattern, module, config_.rank));
-    ASSIGN_OR_RETURN(const double alpha, pattern_value(config_.alpha_pattern, module, config_.alpha));
-    const auto divisor = static_cast<double>(rank);
-    adapter_.modules.push_back(
-        {unit.block, param.name, module, part.first_row, part.rows, rank,
-         alpha / (config_.rslora ? std::sqrt(divisor) : divisor)});
-    return absl::OkStatus();
+    return fail(absl::StrCat(
+        "target modules: expected modules that multiply every token, found the ",
+        param.name == kRouter ? "router " : "expert ", module, ", which is a parameter; ", kNameParameters));
   }
 
   // peft trains a copy of each tied module that is named, so that both must be for one to stay the other.
@@ -178,7 +265,7 @@ class Resolver {
   const models::ModelConfig& model_;
   const std::string& source_;
   models::AdapterSpec adapter_;
-  std::set<std::string> used_;
+  std::set<std::string> used_, used_parameters_;
   std::vector<std::string> modules_;
 };
 
@@ -194,10 +281,20 @@ absl::StatusOr<bool> ModuleNames::match(const std::string& module) const {
 }
 
 absl::StatusOr<models::AdapterSpec> resolve_adapter(
-    const PeftConfig& config, const models::ModelConfig& model, const std::string& source, bool each_name) {
+    const PeftConfig& given, const models::ModelConfig& model, const std::string& source, bool each_name) {
+  absl::StatusOr<PeftConfig> named = with_expert_parameters(given, model);
+  if (!named.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(source, ": ", std::string(named.status().message())));
+  }
+  const PeftConfig& config = *named;
   Resolver resolver(config, model, source);
   RETURN_IF_ERROR(resolver.run());
-  std::vector<std::string> unused;
+  std::vector<std::string> unused, unused_parameters;
+  for (const std::string& name : config.parameters) {
+    if (resolver.used_parameters().count(name) == 0) {
+      unused_parameters.push_back(name);
+    }
+  }
   for (const std::vector<std::string>* names : {&config.targets.names, &config.whole}) {
     for (const std::string& name : *names) {
       if (resolver.used_names().count(name) == 0) {
@@ -217,6 +314,12 @@ absl::StatusOr<models::AdapterSpec> resolve_adapter(
     return absl::InvalidArgumentError(absl::StrCat(
         source, ": expected names of the model's modules, found names that none has: ", absl::StrJoin(unused, ", "),
         "; ", have));
+  }
+  if (each_name && !unused_parameters.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        source, ": target_parameters: expected names of the model's parameters, found names that none has: ",
+        absl::StrJoin(unused_parameters, ", "), models::router_count(model) > 0 ? "; " : "",
+        models::router_count(model) > 0 ? kNameParameters : "; the model has no experts"));
   }
   if (adapter.modules.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -59,17 +59,14 @@ absl::Status check_whole_blocks(const models::ModelConfig& config, const std::st
             name, absl::StrJoin(partial, ", ")));
 }
 
-// A backward pass through experts has no product in float8. Of a student with adapters the experts may be exceptions.
-absl::Status check_no_experts(const models::ModelConfig& config, bool trains_all) {
-  for (int64_t block = 0; block < config.num_layers(); ++block) {
-    const bool in_float8 = config.float8.contains(block, "gate_up") || config.float8.contains(block, "down");
-    if (config.layer(block).mlp.experts && (in_float8 || trains_all)) {
-      return absl::InvalidArgumentError(
-          "student.dtype: float8: expected a model without experts, whose gradients have no product in float8, found " +
-          describe_shape(config) + "; set student.dtype: auto");
-    }
-  }
-  return absl::OkStatus();
+// The weights of experts are not trained in float8, but may be frozen in it below adapters.
+absl::Status check_no_experts(const models::ModelConfig& config) {
+  return models::router_count(config) == 0
+      ? absl::OkStatus()
+      : absl::InvalidArgumentError(
+            "student.dtype: float8: expected a model without experts, whose gradients have no product in float8, or "
+            "adapters (student.lora) on frozen experts, found " +
+            describe_shape(config) + "; set student.dtype: auto");
 }
 
 // Takes the coefficient of the routers' loss from the run's configuration.
@@ -111,10 +108,8 @@ absl::StatusOr<models::ModelConfig> read_model(
   }
   config.float8 = *std::move(products);
   RETURN_IF_ERROR(check_sizes(config, name));
-  if (name == "student") {
-    RETURN_IF_ERROR(check_no_experts(config, trains_all));
-  }
   if (trains_all) {
+    RETURN_IF_ERROR(check_no_experts(config));
     RETURN_IF_ERROR(check_whole_blocks(config, name));
   }
   return config;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/trainer/models/llama_like.h"
+#include "trainer/hf/peft_experts.h"
 
 namespace distill::hf {
 namespace {
@@ -118,17 +119,14 @@ TEST(PeftConfig, WhatWouldDoNothingOrCannotBeComputedIsAnError) {
   EXPECT_TRUE(resolved(config_text("", R"(["q_proj", "c_attn"])"), model).ok());
   EXPECT_THAT(message(resolved(config_text("", R"(["lm_head"])"), model).status()), HasSubstr("modules_to_save"));
   EXPECT_THAT(message(resolved(config_text("", R"("(")"), model).status()), HasSubstr("a regular expression"));
-  models::LayerKind experts;
-  experts.mlp.experts = models::ExpertsSpec{.count = 4, .per_token = 2};
-  EXPECT_THAT(
-      message(resolved(config_text("", R"(["up_proj"])"), model_of(experts)).status()), HasSubstr("the expert"));
-  EXPECT_THAT(message(resolved(config_text("", R"("all-linear")"), model_of(experts)).status()), HasSubstr("router"));
-  EXPECT_EQ(resolved(config_text("", R"(["q_proj", "o_proj"])"), model_of(experts))->modules.size(), 6U);
   for (const auto& [more, key] : std::vector<std::pair<std::string, std::string>>{
            {R"("use_dora": true)", "use_dora"},
            {R"("bias": "all")", "bias"},
            {R"("init_lora_weights": "pissa_niter_4")", "init_lora_weights"},
-           {R"("target_parameters": ["experts"])", "target_parameters"},
+           {R"("target_parameters": "experts")", "target_parameters"},
+           {R"("target_parameters": ["input_layernorm.weight"])", "target_parameters"},
+           {R"("target_parameters": ["lm_head.weight"])", "target_parameters"},
+           {R"("target_parameters": ["q_proj.weight"])", "target_parameters"},
            {R"("rank_pattern": {"q_proj": 0})", "rank_pattern.q_proj"},
            {R"("a_new_key": 3)", "a_new_key"},
            {R"("lora_dropout": 1)", "lora_dropout"},
@@ -140,6 +138,98 @@ TEST(PeftConfig, WhatWouldDoNothingOrCannotBeComputedIsAnError) {
   }
   EXPECT_THAT(message(resolved(R"({"peft_type": "IA3", "r": 4})", model).status()), HasSubstr("peft_type"));
   EXPECT_THAT(message(resolved(R"({"peft_type": "LORA"})", model).status()), HasSubstr(": r: expected an integer"));
+}
+
+// With experts in their own tensors, as transformers 4 had them; `type`: qwen3_moe, or one that peft does not convert.
+models::ModelConfig experts_model(const std::string& type = "qwen3_moe") {
+  models::LayerKind kind;
+  kind.mlp.experts = models::ExpertsSpec{.count = 4, .per_token = 2, .shared_ffn = type == "qwen3_moe" ? 0 : 16};
+  models::ModelConfig model = models::llama_like({.hidden = 16, .layers = 1}, kind);
+  model.model_type = type;
+  return model;
+}
+
+constexpr const char* kExperts = R"("target_parameters": ["mlp.experts.gate_up_proj", "experts.down_proj"])";
+
+// peft wraps a module once for each of its parameters.
+TEST(PeftConfig, ExpertsAreParameters) {
+  for (const bool stacked : {false, true}) {
+    models::ModelConfig model = experts_model();
+    model.kinds[0].mlp.experts->stacked_tensors = stacked;
+    const auto both = resolved(config_text(kExperts, "[]"), model, /*each=*/true);
+    ASSERT_TRUE(both.ok()) << both.status();
+    EXPECT_THAT(names_of(*both), ElementsAre("0.mlp.experts.gate_up_proj", "0.mlp.experts.down_proj"));
+    const models::AdaptedModule &gate_up = both->modules[0], &down = both->modules[1];
+    EXPECT_EQ(gate_up.stored_name(), "model.layers.0.mlp.experts.base_layer");
+    EXPECT_EQ(down.stored_name(), "model.layers.0.mlp.experts");
+    EXPECT_EQ(gate_up.product, "gate_up");
+    EXPECT_EQ(gate_up.rows, 2 * 24);
+    EXPECT_EQ(down.rows, 16);
+    EXPECT_EQ(down.rank, 8);
+    const auto one = resolved(
+        config_text(R"("target_parameters": ["gate_up_proj"], "rank_pattern": {"experts.gate_up_proj": 3})"), model);
+    ASSERT_TRUE(one.ok()) << one.status();
+    EXPECT_THAT(names_of(*one), ElementsAre("0.self_attn.q_proj", "0.mlp.experts.gate_up_proj"));
+    EXPECT_EQ(one->modules[1].stored_name(), "model.layers.0.mlp.experts");
+    EXPECT_EQ(one->modules[1].rank, 3);
+    const auto router = resolved(config_text(R"("target_parameters": ["mlp.gate.weight"])", "[]"), model);
+    ASSERT_TRUE(router.ok()) << router.status();
+    EXPECT_EQ(router->modules[0].stored_name(), "model.layers.0.mlp.gate");
+    EXPECT_EQ(router->modules[0].product, "router");
+  }
+}
+
+// peft/utils/transformers_weight_conversion.py
+TEST(PeftConfig, OlderNamesOfExpertsMeanTheirParameters) {
+  const std::string names = R"(["q_proj", "gate_proj", "up_proj", "down_proj"])";
+  const auto named = resolved(config_text("", names), experts_model(), /*each=*/true);
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_THAT(
+      names_of(*named), ElementsAre("0.self_attn.q_proj", "0.mlp.experts.gate_up_proj", "0.mlp.experts.down_proj"));
+  EXPECT_EQ(named->modules[1].rank, 16); // of gate_proj and of up_proj
+  EXPECT_DOUBLE_EQ(named->modules[1].scale, 2);
+  EXPECT_EQ(named->modules[2].rank, 8);
+  EXPECT_DOUBLE_EQ(named->modules[2].scale, 2);
+  const auto rslora = resolved(config_text(R"("use_rslora": true)", names), experts_model());
+  EXPECT_NEAR(rslora->modules[1].scale, rslora->modules[2].scale, 1e-12);
+  EXPECT_THAT(
+      names_of(*resolved(config_text("", R"("all-linear")"), experts_model())),
+      ElementsAre(
+          "0.self_attn.q_proj", "0.self_attn.k_proj", "0.self_attn.v_proj", "0.self_attn.o_proj", "0.mlp.gate.weight",
+          "0.mlp.experts.gate_up_proj", "0.mlp.experts.down_proj"));
+  // Experts that were parameters from the first: the names are those of the shared expert, all-linear leaves them out.
+  const models::ModelConfig other = experts_model("qwen3_5_moe_text");
+  EXPECT_THAT(
+      names_of(*resolved(config_text("", R"("all-linear")"), other)),
+      ElementsAre(
+          "0.self_attn.q_proj", "0.self_attn.k_proj", "0.self_attn.v_proj", "0.self_attn.o_proj",
+          "0.mlp.shared_expert_gate", "0.mlp.shared_expert.gate_proj", "0.mlp.shared_expert.up_proj",
+          "0.mlp.shared_expert.down_proj"));
+  EXPECT_THAT(
+      names_of(*resolved(config_text("", R"(["gate_proj"])"), other, /*each=*/true)),
+      ElementsAre("0.mlp.shared_expert.gate_proj"));
+  EXPECT_THAT(
+      names_of(*resolved(config_text("", R"(".*mlp.*down_proj")"), other)),
+      ElementsAre("0.mlp.shared_expert.down_proj"));
+  EXPECT_THAT(
+      message(resolved(config_text("", R"(["experts.1.gate_proj"])"), other, /*each=*/true).status()),
+      HasSubstr("names that none has: experts.1.gate_proj"));
+}
+
+TEST(PeftConfig, AdaptersOfExpertsThatPeftDoesNotHaveAreErrors) {
+  const models::ModelConfig model = experts_model();
+  const auto says = [&](const std::string& more, const std::string& targets, const std::string& expected) {
+    EXPECT_THAT(message(resolved(config_text(more, targets), model, /*each=*/true).status()), HasSubstr(expected));
+  };
+  says("", R"(["gate_proj"])", "expected both of gate_proj and up_proj");
+  says("", R"(["experts.2.down_proj"])", "found the expert model.layers.0.mlp.experts.2.down_proj");
+  says("", R"(".*up_proj")", "mlp.experts.gate_up_proj");
+  says("", R"(".*mlp\\.gate")", "found the router model.layers.0.mlp.gate");
+  says(R"("target_parameters": ["mlp.experts.gate"])", "[]", "names that none has: mlp.experts.gate");
+  says(R"("target_parameters": ["q_proj.weight"])", R"(["q_proj"])", "not among the targets too");
+  says(std::string(kExperts) + R"(, "lora_dropout": 0.1)", "[]", "dropout: expected 0 with target_parameters");
+  EXPECT_THAT(
+      message(resolved(config_text(kExperts), model_of(), /*each=*/true).status()), HasSubstr("has no experts"));
 }
 
 TEST(PeftConfig, KeysThatChangeNothingAreRead) {
@@ -166,6 +256,23 @@ TEST(PeftConfig, WhatIsWrittenReadsBackEqual) {
   const auto again = resolved(written, model);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(*again, *adapter);
+}
+
+TEST(PeftConfig, ExpertsThatAreWrittenReadBackEqual) {
+  const models::ModelConfig model = experts_model();
+  for (const auto& [more, targets] :
+       {std::pair{"", R"("all-linear")"}, {kExperts, "[]"}, {"", R"(["gate", "o_proj"])"}}) {
+    const auto config = with_expert_parameters(*parse_peft_config(config_text(more, targets), "a"), model);
+    ASSERT_TRUE(config.ok()) << config.status();
+    const auto adapter = resolve_adapter(*config, model, "a", false);
+    ASSERT_TRUE(adapter.ok()) << adapter.status();
+    const std::string written = peft_config_text(*config, *adapter);
+    EXPECT_THAT(written, HasSubstr("target_parameters"));
+    EXPECT_THAT(written, ::testing::Not(HasSubstr("\"target_modules\": null"))); // for which peft takes the family's
+    const auto again = resolved(written, model, /*each=*/true);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(*again, *adapter);
+  }
 }
 
 } // namespace

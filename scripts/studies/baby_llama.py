@@ -64,7 +64,7 @@ def run(args):
     except RunFailed as error:
         fail(str(error))
     print("all is trained" if done else "the time is over; the same command continues")
-    report.write(args.work)
+    report.write(args.work, args.profile)
 
 
 def blimp(args):
@@ -91,7 +91,7 @@ def blimp(args):
 
     with ThreadPoolExecutor(len(devices)) as pool:
         list(pool.map(one, enumerate(left)))
-    report.write(args.work)
+    report.write(args.work, args.profile)
 
 
 def main():
@@ -103,7 +103,7 @@ def main():
         ("data", make_data, "cleans it, and makes the tokenizer, token shards and BLiMP's pairs"),
         ("run", run, "trains and measures the teacher and the students"),
         ("blimp", blimp, "measures what is trained on BLiMP"),
-        ("table", lambda args: report.write(args.work), "writes table.md and results.json"),
+        ("table", lambda args: report.write(args.work, args.profile), "writes table.md and results.json"),
     ):
         command = commands.add_parser(name, help=text)
         command.set_defaults(do=work)
@@ -123,7 +123,7 @@ def main():
         add[name]("--inputs", type=Path, default=root / "inputs", help="what `data` has written")
     for name in ("run", "blimp", "table"):
         add[name]("--work", type=Path, default=root / "work", help="folder for everything that is made")
-    for name in ("data", "run"):
+    for name in ("data", "run", "blimp", "table"):
         add[name]("--profile", choices=PROFILES, default="gpu")
     add["run"]("--program", type=Path, required=True, help="distill")
     add["run"]("--jobs", type=at_least(1), default=1, help="students at a time on each GPU")

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,7 +160,7 @@ def binary():
     return os.environ.get("DISTILL_BIN", str(REPOSITORY / build / "apps/distill/distill"))
 
 
-def test_the_tiny_study_has_all_models_in_its_table_and_continues(folders, tmp_path, script):
+def test_the_tiny_study_has_all_models_in_its_table_and_continues(folders, tmp_path, script, monkeypatch):
     def study(*arguments):
         return script("studies/baby_llama.py", *arguments)
 
@@ -178,7 +179,21 @@ def test_the_tiny_study_has_all_models_in_its_table_and_continues(folders, tmp_p
     for row, weight in (("text-s1", 0.5), ("code-s1", 16)):
         assert last[row]["loss"] == pytest.approx(0.5 * last[row]["hard"] + weight * last[row]["soft"], rel=1e-4)
     assert "dev-" not in study(*options).split("all is trained")[0]
-    study("blimp", *places)
-    table = study("table", "--work", tmp_path)
-    assert table.count("\n") == 6 and "| - |" not in table, table
+    study("blimp", "--profile", "test", *places)
+    table = study("table", "--profile", "test", "--work", tmp_path)
+    assert len([line for line in table.splitlines() if line.startswith("|")]) == 6 + 5 and "| - |" not in table, table
+    found = report.epochs_of(tmp_path, "test")
+    assert set(found) == {"labels-s1", "text-s1", "code-s1"}
+    done, total, means = found["labels-s1"]
+    steps = [json.loads(line) for line in (tmp_path / "runs/labels-s1/metrics.jsonl").read_text().splitlines()]
+    assert done == total == len([step for step in steps if "loss" in step]) and len(means) == 1
+    assert means[0] == pytest.approx(sum(step["hard"] for step in steps if "loss" in step) / total)
     assert (tmp_path / "table.md").read_text() == table
+    two = replace(report.PROFILES["test"].student, epochs=2)
+    # A run that ended within its second epoch of two has the first one's mean.
+    monkeypatch.setitem(report.PROFILES, "test", replace(report.PROFILES["test"], student=two))
+    lines = (tmp_path / "runs/labels-s1/metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "runs/labels-s1/metrics.jsonl").write_text("".join(lines[: total // 2 + 1]))
+    done, _, means = report.epochs_of(tmp_path, "test")["labels-s1"]
+    half = total // 2
+    assert done < total and means == pytest.approx([sum(json.loads(one)["hard"] for one in lines[:half]) / half])

@@ -3,7 +3,11 @@
 import json
 import statistics
 
-from .profiles import losses
+from shared.runs import read_metrics
+
+from .profiles import PROFILES, losses
+
+WINDOW = 256  # steps
 
 
 def collect(work):
@@ -55,10 +59,47 @@ def table(records):
     return "\n".join(lines) + "\n"
 
 
-def write(work):
+def epochs_of(work, profile):
+    """{run of a student: (steps done, steps in all, [cross-entropy on the labels at the end of each epoch done])}
+
+    The cross-entropy is a mean over the last WINDOW steps of the epoch, of the very tokens that are trained on. In the
+    first epoch the student has not read them before. Students with one seed have the same tokens in the same steps.
+    """
+    found = {}
+    for folder in sorted((work / "runs").glob("*-s*/")):
+        sessions = (folder / "sessions.jsonl").read_text().splitlines()
+        total = json.loads(sessions[0])["total_steps"]
+        steps = {line["step"]: line["hard"] for line in read_metrics(folder)[0]}
+        epoch, done = total / PROFILES[profile].student.epochs, max(steps, default=0)
+        ends = [int(epoch * (one + 1)) for one in range(int(done / epoch))]
+        parts = [[steps[step] for step in steps if end - min(WINDOW, epoch) < step <= end] for end in ends]
+        found[folder.name] = done, total, [statistics.mean(part) for part in parts]
+    return found
+
+
+def epochs_table(found):
+    """Markdown of what `epochs_of` returns: unfinished runs are in it, too."""
+    most = max((len(values) for _, _, values in found.values()), default=0)
+    titles = [f"epoch {one + 1}" for one in range(most)]
+    lines = ["| student | seed | steps done | " + " | ".join(titles) + " |"]
+    lines.append("| --- | ---: | ---: |" + " ---: |" * most)
+    for row in ("labels", "text", "code"):
+        for name, (done, total, values) in found.items():
+            of, _, seed = name.rpartition("-s")
+            if of == row:
+                cells = [f"{value:.3f}" for value in values] + ["-"] * (most - len(values))
+                lines.append(f"| {losses(1)[row][0]} | {seed} | {done} of {total} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write(work, profile):
     records = collect(work)
     work.mkdir(parents=True, exist_ok=True)
     (work / "results.json").write_text(json.dumps(records, indent=1))
     made = table(records)
+    found = epochs_of(work, profile)
+    if any(values for _, _, values in found.values()):
+        made += f"\nCross-entropy of the labels while training, in the last {WINDOW} steps of each epoch:\n\n"
+        made += epochs_table(found)
     (work / "table.md").write_text(made)
     print(made, end="")

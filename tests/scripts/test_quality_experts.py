@@ -23,7 +23,7 @@ def work(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(work):
-    """({name: result}, its table)"""
+    """({name: result}, {table: text})"""
     results, study = work.parent / "results", tiny_study.study(work.parent / "study.yaml", experts=OWN, seeds=[1])
     arguments = ("--profile", "cpu", "--study", study, "--results", results)
     more = ("--work", work, "--program", tiny_study.PROGRAM, "--jobs", 2)
@@ -32,7 +32,7 @@ def finished(work):
     assert again == "", "what is there is not made again"
     tables = tiny_study.script("studies/quality.py", "report", *arguments)
     found = {path.stem: json.loads(path.read_text()) for path in results.glob("*.json")}
-    return found, tables.split("\nexperts\n\n")[1].split("\n\n")[0]
+    return found, {name: tables.split(f"\n{name}\n\n")[1].split("\n\n")[0] for name in ("mixture", "experts")}
 
 
 def kl(result):
@@ -119,12 +119,23 @@ def test_the_rate_is_the_better_one_of_the_search(finished):
     }
 
 
-def test_the_table_has_every_row(finished):
-    found, table = finished
-    lines = table.splitlines()
-    assert len(lines) == 2 + 3 + 2 + 2 + 2
+def test_the_tables_have_every_row(finished):
+    found, tables = finished
+    lines = tables["experts"].splitlines()
+    assert len(lines) == 2 + 3 + 2 + 2
     assert lines[2].startswith("| half of the experts, those used most | before training | - | - |")
     (labels,) = of(found, "half", "labels")
     cells = ["", "labels only", f"{labels['lr']:g}", "1", *[f"{value:.3f}" for value in kl(labels)]]
     assert lines[3].startswith(f"| {' | '.join(cells)} | ")
     assert lines[3].endswith(f" | {labels['routers']['load']:.2f} |")
+    lines = tables["mixture"].splitlines()
+    cells = ["trained: the teacher", *[f"{value:.3f}" for value in kl(found["experts-model-teacher"])]]
+    assert len(lines) == 2 + 2 and lines[3].startswith(f"| {' | '.join(cells)} | ")
+
+
+def test_without_a_trained_student_there_is_no_table_of_them(finished, tmp_path, script):
+    found, _ = finished
+    for name in ("experts-model-half", "experts-model-teacher"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(found[name]))
+    output = script("studies/quality.py", "report", "--results", tmp_path, "--profile", "gpu")
+    assert "\nexperts\n\nNot measured yet.\n" in output and "| trained: the teacher |" in output

@@ -180,8 +180,10 @@ def test_the_page_gets_its_tables_and_a_stale_one_is_found(results, script, tmp_
     script("studies/quality.py", "report", "--doc", doc, "--check")
     doc.write_text(text.replace("2.020", "2.021"))
     script("studies/quality.py", "report", "--doc", doc, "--check", code=1)
-    doc.write_text(page(["kl"]))
-    assert "missing tables: cross_entropy of gpu" in script("studies/quality.py", "report", "--doc", doc, code=1)
+    doc.write_text(page(["kl", "rumours"]))
+    error = script("studies/quality.py", "report", "--doc", doc, code=1)
+    assert "missing tables: cross_entropy of gpu" in error and "unknown ones: rumours of gpu" in error
+    assert "experts" not in error, "a table that no result fills is not missing"
 
 
 def test_merged_results_keep_what_was_there_before(results, script, tmp_path):

@@ -33,7 +33,8 @@ from .upcycle import upcycle
 
 SCRIPTS = Path(__file__).resolve().parents[2]
 CONTROL = "random"
-TITLES = {  # of students
+MIXTURES = {"upcycled": "as it was made", "teacher": "trained: the teacher"}
+STUDENTS = {
     "half": "half of the experts, those used most",
     "quarter": "a quarter of the experts, those used most",
     CONTROL: "half of the experts, chosen at random",
@@ -196,7 +197,7 @@ def main(args):
             "experts-model-upcycled": lambda: study.measure("upcycled", study.upcycled, dense),
         }
     )
-    tasks = {f"experts-model-{student}": lambda student=student: study.prune(student) for student in TITLES}
+    tasks = {f"experts-model-{student}": lambda student=student: study.prune(student) for student in STUDENTS}
     study.do({"experts-model-teacher": lambda: study.measure("teacher", study.teacher, dense)} | tasks)
     cases = [(student, row) for student, rows in study.own["cases"].items() for row in rows]
     searches = [(student, row, lr) for student, row in cases if student != CONTROL for lr in study.own["lrs"]]

@@ -7,8 +7,8 @@
 
 A table stands in the page between the lines `<!-- table NAME of PROFILE -->` and `<!-- end of table -->`; the results
 of a profile are in quality/PROFILE.json beside the page (docs/quality for README.md). docs/quality.md must have all
-tables but `head`, which is for README.md. `check` fails unless forward KL has a lower held-out KL than labels alone,
-for every student and every kind of text.
+tables that the results fill, but for `head`, which is for README.md. `check` fails unless forward KL has a lower
+held-out KL than labels alone, for every student and every kind of text.
 """
 
 import math
@@ -19,7 +19,7 @@ from shared.command_line import fail
 
 from . import experts, privileged, several
 from .calibration import PARSE_KEY
-from .cells import NONE, markdown, number, percent
+from .cells import NONE, NOTHING, markdown, number, percent
 from .results import Figures, differences, mean, read
 from .scaling import reached, table_tokens
 from .sources import KINDS
@@ -240,41 +240,44 @@ def table_privileged(figures):
     return markdown(head, rows)
 
 
-def table_experts(figures):
-    """Students with fewer experts, as pruned and trained, and their teacher."""
+def by_kind(results):
+    """Cells of KL and cross-entropy on each kind of text, and of the agreement."""
+    cells = [
+        number([result["tests"][kind][metric] for result in results], 3)
+        for metric in ("forward_kl", "hard")
+        for kind in KINDS
+    ]
+    return [*cells, percent([weighted(result, "agreement") for result in results])]
 
-    def cells(results, load):
-        found = [
-            number([result["tests"][kind][metric] for result in results], 3)
-            for metric in ("forward_kl", "hard")
-            for kind in KINDS
-        ]
-        found += [percent([weighted(result, "agreement") for result in results])]
-        return found + [number(load, 2)]
 
-    def loads(results):
-        return [result["routers"]["load"] for result in results]
+BY_KIND = [*[f"KL, {kind}" for kind in KINDS], *[f"cross-entropy, {kind}" for kind in KINDS], "agreement, %"]
 
+
+def table_mixture(figures):
+    """The mixture of experts, before it is trained and as the teacher, against the dense model that it is made of."""
     rows = []
+    for model, title in experts.MIXTURES.items():
+        if results := of_purpose(figures, "experts_model", model=model):
+            rows.append([title, *by_kind(results)])
+    return markdown(["mixture", *BY_KIND], rows)
+
+
+def table_experts(figures):
+    """Students with fewer experts, as pruned and trained, against the mixture."""
+    rows, trained = [], False
     for student, names in (figures.study.experts or {}).get("cases", {}).items():
-        title = experts.TITLES[student]
+        title = experts.STUDENTS[student]
         if before := of_purpose(figures, "experts_model", model=student):
-            rows.append([title, "before training", NONE, NONE, *cells(before, [])])
+            rows.append([title, "before training", NONE, NONE, *by_kind(before), NONE])
             title = ""
         for name in names:
             if results := of_purpose(figures, "experts", student=student, row=name):
                 head = [title, figures.study.rows[name].title, f"{results[0]['lr']:g}", str(len(results))]
-                rows.append([*head, *cells(results, loads(results))])
-                title = ""
-    for model, title, load in (
-        ("teacher", "the teacher; its KL is to the dense model", loads(of_purpose(figures, "experts_teacher"))),
-        ("upcycled", "the mixture before it was trained; likewise", []),
-    ):
-        if results := of_purpose(figures, "experts_model", model=model):
-            rows.append([title, NONE, NONE, NONE, *cells(results, load)])
-    head = ["model", "row", "learning rate", "seeds", *[f"KL, {kind}" for kind in KINDS]]
-    head += [*[f"cross-entropy, {kind}" for kind in KINDS], "agreement, %", "busiest expert"]
-    return markdown(head, rows, left=2)
+                load = number([result["routers"]["load"] for result in results], 2)
+                rows.append([*head, *by_kind(results), load])
+                title, trained = "", True
+    head = ["student", "row", "learning rate", "seeds", *BY_KIND, "busiest expert"]
+    return markdown(head, rows, left=2) if trained else NOTHING
 
 
 HEAD_ROWS = ("labels", "forward_kl", "reverse_kl", "jsd_05", "mix_50", "float8")
@@ -288,6 +291,7 @@ TABLES = {
     "tokens": table_tokens,
     "several": table_several,
     "privileged": table_privileged,
+    "mixture": table_mixture,
     "experts": table_experts,
 }
 
@@ -295,14 +299,15 @@ TABLES = {
 def page_with_tables(page, text, study_table):
     """The page with the tables as they must be."""
     blocks = [(match[2], match[3]) for match in BLOCK.finditer(text)]
-    unknown = [f"{name} of {profile}" for name, profile in blocks if name not in TABLES]
-    needed = [name for name in TABLES if name != "head"] if page.name == "quality.md" else ()
-    missing = [f"{name} of gpu" for name in needed if (name, "gpu") not in blocks]
-    if unknown or missing:
-        fail(f"{page}: missing tables: {', '.join(missing) or 'none'}; unknown ones: {', '.join(unknown) or 'none'}")
     folder = page.parent / ("docs/quality" if page.name == "README.md" else "quality")
-    profiles = {profile for _, profile in blocks}
+    profiles = {profile for _, profile in blocks} | {"gpu"}
     figures = {profile: make_figures(profile, study_table, folder / f"{profile}.json") for profile in profiles}
+    needed = [name for name in TABLES if name != "head"] if page.name == "quality.md" else ()
+    missing = [name for name in needed if (name, "gpu") not in blocks and TABLES[name](figures["gpu"]) != NOTHING]
+    unknown = [f"{name} of {profile}" for name, profile in blocks if name not in TABLES]
+    if unknown or missing:
+        absent = ", ".join(f"{name} of gpu" for name in missing) or "none"
+        fail(f"{page}: missing tables: {absent}; unknown ones: {', '.join(unknown) or 'none'}")
     return BLOCK.sub(lambda match: match[1] + TABLES[match[2]](figures[match[3]]) + "\n" + match[4], text)
 
 

@@ -9,8 +9,9 @@ namespace {
 
 // Gives a block's adapters the elements of their inputs that are left out.
 void set_dropout(models::BlockParams& params, models::Dropout dropout, int64_t block) {
-  constexpr int64_t kStreams = 8; // more than a block has products
+  constexpr int64_t kStreams = 16; // of a block: one for each product that it may have
   if (dropout.probability > 0) {
+    TORCH_CHECK(params.projections().size() <= kStreams, "a block has more products than streams of dropout");
     dropout.stream = block * kStreams;
     params.set_dropout(dropout);
   }

@@ -12,6 +12,11 @@
 namespace distill::plan {
 namespace {
 
+// Steps after which the allocator's memory is taken to be as it stays. With state in host memory, gradients of a step
+// are freed one by one among the activations of the next one's forward pass, which finds other holes than that step
+// found: the allocator takes more for a few steps.
+constexpr int64_t kSettlingSteps = 8;
+
 // Bytes of the optimizer's state of all units, wherever it is.
 int64_t state_bytes(const config::Config& config, const sharding::ModelShards& student) {
   int64_t elements = 0;
@@ -139,6 +144,14 @@ MemoryPrediction predict_memory(const RunShape& shape, BlockRecorder& blocks) {
     run(teacher, teacher, /*shadow=*/false);
     prediction.give_backs = std::max(prediction.give_backs, simulation.give_backs() - before);
     prediction.gathers.add(gathers.of_step(shape.micro_batches), shape.shares[static_cast<size_t>(teacher)]);
+  }
+  if (shape.state_on_host()) {
+    for (int64_t before = 0, n = 0; n < kSettlingSteps && simulation.reserved_peak() > before; ++n) {
+      before = simulation.reserved_peak();
+      for (int64_t teacher = 0; teacher < teachers; ++teacher) {
+        run(teacher, teacher, /*shadow=*/false);
+      }
+    }
   }
   prediction.use = simulation.use();
   prediction.reserved_peak = simulation.reserved_peak();

@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 import tiny_study
 import torch
 import transformers
 
 from quality import upcycle
+from token_shards import shard_file
 
 OWN = {"experts": 8, "per_token": 2, "text_tokens": 2048, "balance": 0.01}
 OWN |= {"teacher_row": "mix_50", "teacher_lr": 3e-3, "teacher_steps": 60}
@@ -102,6 +104,29 @@ def test_students_have_a_part_of_the_experts_and_are_trained(finished, work):
     (one,), (other,) = of(found, "half", "forward_kl"), of(found, "half", "labels")
     assert sum(kl(one)) < sum(kl(other))
     assert not list((work / "runs").glob("experts-half-*/model")), "the models of students are removed"
+
+
+def test_students_keep_the_experts_that_are_used_most(finished, work):
+    """Sums of the routers' weights, on beginnings of other documents than the study's."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(work / "runs" / "experts-teacher" / "model")
+    (shard,) = (work / "data" / "train").glob("*.dtok")
+    rows = [document[: tiny_study.LENGTH] for document in shard_file.read(shard)[1][:200]]
+    use = torch.zeros(len(model.model.layers), OWN["experts"])
+
+    def count(own):
+        def hook(module, inputs, output):
+            own.index_add_(0, output[2].flatten(), output[1].flatten().float())
+
+        return hook
+
+    for own, layer in zip(use, model.model.layers, strict=True):
+        layer.mlp.gate.register_forward_hook(count(own))
+    with torch.no_grad():
+        model(torch.tensor(np.stack(rows).astype(np.int64)))
+    for student, share in (("half", 0.5), ("quarter", 0.25)):
+        kept = json.loads((work / "experts" / student / "kept.json").read_text())["experts"]
+        for own, chosen in zip(use, kept, strict=True):
+            assert own[chosen].sum() > 1.05 * share * own.sum()
 
 
 def test_the_rate_is_the_better_one_of_the_search(finished):

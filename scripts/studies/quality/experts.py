@@ -3,24 +3,21 @@
   scripts/studies/quality.py experts --results work/quality/results-experts --jobs 8
 
 The mixture is made of the study's teacher (upcycle.py) and trained on the study's text, to the dense model's
-predictions and to labels; then it is the teacher. scripts/prune_width.py keeps a half and a quarter of each layer's
-experts, those that the routers use most on a text; a control has a half that was chosen at random. Each row trains a
-student at the learning rate with the lower cross-entropy on the validation text after a quarter of the steps, with the
-first seed; the control is trained at the rates of the students with as many experts. What the teacher and the pruned
-students are before training is measured too.
+predictions and to labels; then it is the teacher. As scripts/prune_width.py does, students keep a half and a quarter of
+each layer's experts, those that the routers use most on a text; a control has a half that was chosen at random. Each
+row trains a student at the learning rate with the lower cross-entropy on the validation text after a quarter of the
+steps, with the first seed; the control is trained at the rates of the students with as many experts. What the teacher
+and the pruned students are before training is measured too.
 """
 
 import json
-import os
-import sys
 from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 
 import prune_width
 from prune_layers import derived_lists
-from shared.runs import RunFailed, call, read_metrics
+from shared.runs import RunFailed, read_metrics
 from shared.text_model import text_fields
 from token_shards import shard_file
 
@@ -31,7 +28,6 @@ from .small import add_arguments as add_runner_arguments
 from .sources import KINDS
 from .upcycle import upcycle
 
-SCRIPTS = Path(__file__).resolve().parents[2]
 CONTROL = "random"
 MIXTURES = {"upcycled": "as it was made", "teacher": "trained: the teacher"}
 STUDENTS = {
@@ -112,38 +108,29 @@ class Experts(SmallStudy):
         """Of a model that is not trained further."""
         return {"purpose": "experts_model", "model": model, "tests": self.tests(folder, teacher)}
 
-    def prune(self, student):
-        """Makes a student and measures it."""
-        folder, count = self.folder(student), self.count(student)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if student == CONTROL:
-            self.prune_at_random(folder, count)
-        else:
-            text = folder.with_suffix(".jsonl")
-            text.write_text("".join(json.dumps({"text": part}) + "\n" for part in self.decoded()))
-            paths = ["--teacher", self.teacher, "--out", folder, "--text", text, "--force"]
-            command = [sys.executable, SCRIPTS / "prune_width.py", *paths, "--experts", count]
-            command += ["--tokens", self.own["text_tokens"]]
-            call(command, threads=max(1, os.cpu_count() // 2))
-        return self.measure(student, folder, self.teacher)
-
-    def decoded(self):
-        """The text as strings, which prune_width.py reads."""
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(self.teacher / "tokenizer.json"))
-        return [tokenizer.decode(row, skip_special_tokens=True) for row in self.text().tolist()]
-
-    def prune_at_random(self, folder, count):
+    def make_students(self):
+        """Makes those that are not there, as prune_width.py does; what the experts are used for is measured once."""
+        missing = [student for student in STUDENTS if not self.folder(student).exists()]
+        if not missing:
+            return
         config = json.loads((self.teacher / "config.json").read_text())
         fields = text_fields(self.teacher, config)
         fields |= derived_lists(self.teacher, fields)
-        rng, layers = np.random.default_rng(0), fields["num_hidden_layers"]
-        chosen = [sorted(rng.permutation(self.own["experts"])[:count].tolist()) for _ in range(layers)]
-        kept = {"layers": list(range(layers)), "experts": chosen}
-        kept |= {kind: [None] * layers for kind in ("kv_heads", "neurons")}
-        args = Namespace(teacher=self.teacher, out=folder, layers=None, kv_heads=None, intermediate=None, experts=count)
-        prune_width.write(args, config, fields, kept, tokens=0)
+        model, _ = prune_width.load(self.teacher)
+        contributions, tokens = prune_width.Contributions(model, fields), self.text()
+        contributions.measure(model, tokens)
+        layers = fields["num_hidden_layers"]
+        nothing = {kind: [None] * layers for kind in ("kv_heads", "neurons")}
+        for student in missing:
+            count, rng = self.count(student), np.random.default_rng(0)
+            if student == CONTROL:
+                chosen = [sorted(rng.permutation(self.own["experts"])[:count].tolist()) for _ in range(layers)]
+            else:
+                chosen = [prune_width.largest(scores, count).tolist() for scores in contributions.experts]
+            kept = {"layers": list(range(layers)), "experts": chosen, **nothing}
+            args = Namespace(teacher=self.teacher, out=self.folder(student), experts=count)
+            args.layers = args.kv_heads = args.intermediate = None  # all of them
+            prune_width.write(args, config, fields, kept, tokens.numel())
 
     def keys(self, student, row, lr, seed):
         row = self.study.rows[row]
@@ -197,8 +184,15 @@ def main(args):
             "experts-model-upcycled": lambda: study.measure("upcycled", study.upcycled, dense),
         }
     )
-    tasks = {f"experts-model-{student}": lambda student=student: study.prune(student) for student in STUDENTS}
-    study.do({"experts-model-teacher": lambda: study.measure("teacher", study.teacher, dense)} | tasks)
+    study.make_students()
+    models = {student: (study.folder(student), study.teacher) for student in STUDENTS}
+    models["teacher"] = (study.teacher, dense)
+    study.do(
+        {
+            f"experts-model-{model}": lambda model=model, folders=folders: study.measure(model, *folders)
+            for model, folders in models.items()
+        }
+    )
     cases = [(student, row) for student, rows in study.own["cases"].items() for row in rows]
     searches = [(student, row, lr) for student, row in cases if student != CONTROL for lr in study.own["lrs"]]
     study.do({search_name(*search): lambda search=search: study.search(*search) for search in searches})

@@ -8,6 +8,7 @@
 
 #include "losses/head/chunk_policy.h"
 #include "trainer/config/config.h"
+#include "trainer/config/dtypes.h"
 #include "trainer/device/outside_memory.h"
 #include "trainer/models/activation_policy.h"
 #include "trainer/models/block.h"
@@ -93,6 +94,9 @@ struct RunShape {
       blocks += is_sharded(i) ? teachers[i].blocks() : 0;
     }
     return blocks;
+  }
+  bool rounds_gradients() const { // into shards of less than 4 bytes for an element
+    return config::gradient_bytes(config.optimizer) < 4;
   }
   bool state_on_host() const { // of any block
     return std::any_of(places.begin(), places.end(), models::is_on_host);

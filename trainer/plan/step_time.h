@@ -1,6 +1,7 @@
 #pragma once
 
 #include "trainer/metrics/phase_timer.h"
+#include "trainer/plan/block_time.h"
 #include "trainer/plan/machine.h"
 #include "trainer/plan/memory_prediction.h"
 #include "trainer/plan/run_shape.h"
@@ -16,14 +17,6 @@ struct StepTime {
 
   double total() const;
   double tokens_per_second = 0; // of all ranks
-};
-
-// Seconds for one block of a model, the mean over the blocks of its kind.
-struct BlockTime {
-  double forward = 0;
-  double rebuild = 0; // recomputation: forward without the last product, or with memory.recompute without attention
-  double backward = 0;
-  double reduce = 0; // of its gradient
 };
 
 // The student's forward and backward passes over one micro-batch under any policies.

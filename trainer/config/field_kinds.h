@@ -49,9 +49,9 @@ BlockPolicies by_block() {
       by_block_syntax<Policy>(), by_block_example<Policy>(),
       [](const Config& config) { return by_block_text<Policy>(config.*kSection.*kMember); },
       [](Config& config, const std::string& text) {
-        auto value = parse_by_block<Policy>(text);
+        const auto value = parse_by_block<Policy>(text);
         if (value) {
-          config.*kSection.*kMember = *std::move(value);
+          config.*kSection.*kMember = *value;
         }
         return value.has_value();
       }};

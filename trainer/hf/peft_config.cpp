@@ -274,6 +274,7 @@ std::string peft_config_text(const PeftConfig& config, const models::AdapterSpec
     return value == std::floor(value) && value < 1e15 ? Json(static_cast<int64_t>(value)) : Json(value);
   };
   std::vector<std::pair<std::string, Json>> alphas;
+  alphas.reserve(config.alpha_pattern.size());
   for (const auto& [key, value] : config.alpha_pattern) {
     alphas.emplace_back(key, alpha(value));
   }

@@ -61,6 +61,7 @@ struct Family {
   // Returns which of the layers have experts, where `describe` gives the layers experts; null: all.
   std::vector<bool> (*has_experts)(KeyReader&, int64_t layers) = nullptr;
   FamilyRope rope = {};
+  bool experts_were_modules = false; // in transformers 4, so that peft takes names of modules for parameters
 };
 
 // A kind of model whose text model is one part of several. Its config.json has an object for each part, that of the

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <set>
 
+#include "trainer/hf/families.h"
 #include "trainer/models/adapter.h"
 
 namespace distill::hf {
@@ -63,7 +64,8 @@ std::string parameter_leaf(const std::string& product) {
 } // namespace
 
 bool experts_were_modules(const models::ModelConfig& model) {
-  return model.model_type == "qwen3_moe";
+  const Family* family = find_family(model.model_type);
+  return family != nullptr && family->experts_were_modules;
 }
 
 bool is_experts_module(const std::string& module) {

@@ -57,9 +57,9 @@ std::vector<Field> model_fields(const std::string& section, Condition condition)
        absl::StrCat(
            "Dtype that the model computes in. auto: train.dtype. float8: the matrix products of the decoder blocks in "
            "e4m3 with a scale for each row, everything else in train.dtype",
-           section == "student" ? ", the gradients of weights too without float8.weight_gradients; master weights and "
-                                  "moments are fp32 as always. With adapters the frozen weights are rounded once, as a "
-                                  "teacher's are"
+           section == "student" ? ", and the gradients of weights, unless float8.weight_gradients is true; master "
+                                  "weights and moments are fp32 as always. With adapters the frozen weights are "
+                                  "rounded once, as a teacher's are"
                                 : "",
            " (docs/float8.md)."),
        condition},

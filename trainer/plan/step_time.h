@@ -46,10 +46,9 @@ class PassTimer {
   double copy_cost_ = 0;
 };
 
-// Predicts a step under any policies and places of the optimizer's state. Each product counts its operations at
-// machine.matmul_flops and the traffic of its operands at machine.memory_bytes, every other kernel its traffic. The
-// copies of offloaded blocks are simulated block by block on one channel, and the updates of state in host memory unit
-// by unit.
+// Predicts a step under any policies and places of the optimizer's state, from the times of its blocks (block_time.h).
+// The copies of offloaded blocks are simulated block by block on one channel, and the updates of state in host memory
+// unit by unit.
 class StepTimer {
  public:
   // `shape` and `machine` must outlive this object; the shape's own policies and places are not read.

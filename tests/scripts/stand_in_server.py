@@ -156,7 +156,9 @@ class StandIn:
         self.loaded.append(body["model_path"])
         if self.fault == "dies" and len(self.loaded) == 2:
             print("server: CUDA error: an illegal memory access", flush=True)
-            os._exit(7)
+            self.dead = True  # the connection is closed some time before the process has ended
+            threading.Timer(1.0, os._exit, [7]).start()
+            return 500, b""
         assert body["flush_cache"] and "weights" not in self.released
         answer = {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
         if self.fault == "refused":

@@ -33,6 +33,7 @@ absl::Status CommandEngine::start_server(const EngineJob& job) {
 
 absl::Status CommandEngine::start(const EngineJob& job) {
   job_ = job;
+  failed_at_.reset();
   RETURN_IF_ERROR(start_server(job));
   const std::string command = config::fill_placeholders(
       config_.command,
@@ -43,6 +44,15 @@ absl::Status CommandEngine::start(const EngineJob& job) {
        {"version", job.version}});
   ASSIGN_OR_RETURN(process_, launch::SupervisedProcess::start(command, job.log));
   return absl::OkStatus();
+}
+
+bool CommandEngine::server_may_be_ending() {
+  if (server_ == nullptr) {
+    return false;
+  }
+  const Clock::time_point now = Clock::now();
+  failed_at_ = failed_at_.value_or(now);
+  return now - *failed_at_ < kServerEnds;
 }
 
 absl::StatusOr<bool> CommandEngine::poll() {
@@ -56,7 +66,7 @@ absl::StatusOr<bool> CommandEngine::poll() {
   }
   TORCH_CHECK(process_ != nullptr, "the engine has no job");
   const std::optional<int> code = process_->poll();
-  if (!code) {
+  if (!code || (*code != 0 && server_may_be_ending())) {
     return false;
   }
   process_.reset();

@@ -30,6 +30,7 @@ models::ModelConfig model_of(models::LayerKind kind = {}, bool tied = false) {
 
 std::vector<std::string> names_of(const models::AdapterSpec& adapter) {
   std::vector<std::string> names;
+  names.reserve(adapter.modules.size());
   for (const models::AdaptedModule& module : adapter.modules) {
     names.push_back(module.name.substr(std::string("model.layers.").size()));
   }

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """Checks that each header compiles alone: without the precompiled header and without what its includers include.
 
-  check_headers.py                 the headers that changed since the base commit, and all that include them
+  scripts/checks/check_headers.py                 the headers that changed since the base commit
   scripts/checks/check_headers.py --all           every header
   scripts/checks/check_headers.py data/a.h ...    these headers
+
+Where a changed header has lost an include or a name, all headers that include it are checked, too: one of them may
+have needed what is gone, which a header that only gained cannot cause.
 
 The compiler and its flags are those of the nearest source in BUILD/compile_commands.json. A CUDA header (.cuh) is
 compiled by nvcc. BUILD/header_checks.json remembers each header that passed, with a hash of all files that it
@@ -26,22 +29,37 @@ from functools import cache
 from pathlib import Path
 
 from compile_database import CUDA_SUFFIXES, CompileDatabase
-from repository import ROOT, base_commit, changed_files, tracked_files
+from repository import ROOT, base_commit, changed_files, git, tracked_files
 from shared.command_line import argument_parser
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 CACHE = "header_checks.json"
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+NAME = re.compile(r"[A-Za-z_]\w*")
 STAND_INS = "tests/losses/emulation/overlay/"  # in place of headers of the same names: not to be compiled as themselves
 
 
-def with_includers(changed, headers, root):
-    """The headers that are in `changed` or include one that is, directly or through others."""
+def what_it_gives(text):
+    """The includes and the names in a header's code: what a header that includes it may need of it."""
+    code = COMMENT.sub("", text)
+    return {("include", file) for file in INCLUDE.findall(code)} | {("name", name) for name in NAME.findall(code)}
+
+
+def has_lost(header, base, root):
+    """Whether the header gave something at commit `base` that it does not give now."""
+    before = git(root, "show", f"{base}:{header}")
+    return before is not None and not what_it_gives(before) <= what_it_gives((root / header).read_text())
+
+
+def affected_headers(changed, base, headers, root):
+    """The headers that are in `changed`, and those that include one that has lost something, directly or not."""
     includes = {header: set(INCLUDE.findall((root / header).read_text())) for header in headers}
-    affected, grown = set(), set(changed) & set(headers)
+    own = set(changed) & set(headers)
+    affected, grown = set(), {header for header in own if has_lost(header, base, root)}
     while grown:
         affected |= grown
         grown = {header for header in headers if header not in affected and includes[header] & affected}
-    return sorted(affected)
+    return sorted(own | affected)
 
 
 @cache
@@ -134,7 +152,7 @@ def main():
         chosen = [header for header in args.headers if header in every]
     else:
         base = None if args.all else base_commit(root, args.base)
-        chosen = with_includers(changed_files(root, base), every, root) if base else every
+        chosen = affected_headers(changed_files(root, base), base, every, root) if base else every
     checker = Checker(build, root)
     with ThreadPoolExecutor(args.jobs or int(os.environ.get("DISTILL_BUILD_JOBS", os.cpu_count() or 1))) as pool:
         errors = [error for error in pool.map(checker.check, chosen) if error]

@@ -14,7 +14,7 @@ namespace distill::losses {
 struct LinearHeadInputs {
   at::Tensor hidden_NH; // fp32, bf16 or fp64
   at::Tensor weight_VH; // the same dtype
-  at::Tensor bias_V; // undefined: none; the same dtype
+  at::Tensor bias_V; // undefined: none; the same dtype; may exclude columns (losses/excluding_bias.h)
   at::Tensor
       teacher_hidden_NG; // undefined: no teacher, or one of the two below; fp32 or bf16 (fp64 with an fp64 student)
   at::Tensor teacher_weight_VG; // teacher_hidden's dtype; may have another number of rows than weight_VH

@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "losses/excluding_bias.h"
 #include "losses/rows/row_args.h"
 #include "losses/rows/row_functions.h"
 
@@ -105,6 +106,17 @@ RowConstants<T> row_constants(const RowArgs& args) {
 template <typename T>
 DISTILL_ROW_INLINE T softcapped(T logit, T cap) {
   return cap > 0 ? cap * row_tanh(logit / cap) : logit;
+}
+
+template <typename T>
+DISTILL_ROW_INLINE bool excludes(T bias) {
+  return bias <= static_cast<T>(kExcludingBias);
+}
+
+// Returns what a softcap makes of a logit to which `bias` was added.
+template <typename T>
+DISTILL_ROW_INLINE T softcapped(T biased_logit, T bias, T cap) {
+  return excludes(bias) ? biased_logit : softcapped(biased_logit, cap);
 }
 
 // A side has a running maximum and sums; `sum` is of 2^((z - max) to_log2), `unit_sum` the same at T = 1 (used only
@@ -423,11 +435,11 @@ DISTILL_ROW_INLINE T general_gradient(T a, T q, T unit_q, T slope, T mean, const
   }
 }
 
-// Returns d capped logit / d logit.
+// Returns d capped logit / d logit; 0 where the column is excluded, whose logit may be far beyond the cap.
 template <typename T>
 DISTILL_ROW_INLINE T softcap_slope(T capped_logit, T cap) {
   const T ratio = capped_logit / cap;
-  return T(1) - ratio * ratio;
+  return row_max(T(1) - ratio * ratio, T(0));
 }
 
 } // namespace distill::losses

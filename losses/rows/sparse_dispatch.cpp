@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include "losses/excluding_bias.h"
 #include "losses/rows/cpu/sparse_kernel.h"
 #include "losses/rows/cuda/sparse/launch.h"
 #include "losses/vector_math.h"
@@ -79,6 +80,9 @@ void apply_bias_and_softcap(at::Tensor logits_RV, const at::Tensor& bias_V, doub
   if (softcap > 0) {
     prepare_vector_math();
     logits_RV.div_(softcap).tanh_().mul_(softcap);
+    if (bias_V.defined()) {
+      logits_RV.add_(at::where(bias_V <= kExcludingBias, bias_V, 0));
+    }
   }
 }
 

@@ -32,7 +32,7 @@ void run_topk_log_probs(
     const RowTensors& rows, const SparseTensors& teacher, double temperature, const at::Tensor& tail_R,
     c10::DeviceType kernels);
 
-// Adds the bias, of the logits' dtype, and applies the softcap, in place.
+// Adds the bias, of the logits' dtype, and applies the softcap, in place. A bias that excludes acts after the softcap.
 void apply_bias_and_softcap(at::Tensor logits_RV, const at::Tensor& bias_V, double softcap);
 
 } // namespace distill::losses

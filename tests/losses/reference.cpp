@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "losses/excluding_bias.h"
+
 namespace distill::losses::testing {
 
 namespace {
@@ -27,6 +29,11 @@ at::Tensor wrap(
       const_cast<void*>(data), sizes, strides, [](void*) {}, at::TensorOptions().dtype(type).device(device), device);
 }
 
+struct Logits {
+  at::Tensor biased_RV;
+  at::Tensor excluded_V; // columns that the bias excludes
+};
+
 // One side's distribution at the loss's temperature, and what the hard term needs at T = 1.
 struct Side {
   at::Tensor logits_RV; // after bias and softcap
@@ -35,9 +42,10 @@ struct Side {
   at::Tensor lse_R; // at T = 1
 };
 
-Side make_side(at::Tensor logits, double softcap, double temperature) {
+Side make_side(const Logits& logits, double softcap, double temperature) {
   Side side;
-  side.logits_RV = softcap > 0 ? (logits / softcap).tanh() * softcap : logits;
+  const at::Tensor& biased = logits.biased_RV;
+  side.logits_RV = softcap > 0 ? at::where(logits.excluded_V, biased, (biased / softcap).tanh() * softcap) : biased;
   const at::Tensor scaled = side.logits_RV / temperature;
   side.log_probs_RV = (scaled - scaled.logsumexp(1, /*keepdim=*/true)).clamp_min(kFloor);
   side.probs_RV = side.log_probs_RV.exp();
@@ -111,8 +119,10 @@ void reference_rows(const RowArgs& args, c10::Device device) {
   const int64_t R = args.num_rows;
   const int64_t V = args.vocab;
   const auto logits = [&](const void* data, int64_t stride, const void* bias) {
-    at::Tensor values = wrap(data, {R, V}, {stride, 1}, scalar_type(args.logits_type), device).to(compute);
-    return bias == nullptr ? values : values + wrap(bias, {V}, {1}, scalar_type(args.bias_type), device).to(compute);
+    const at::Tensor values = wrap(data, {R, V}, {stride, 1}, scalar_type(args.logits_type), device).to(compute);
+    const at::Tensor bias_V = bias == nullptr ? at::zeros({V}, values.options())
+                                              : wrap(bias, {V}, {1}, scalar_type(args.bias_type), device).to(compute);
+    return Logits{values + bias_V, bias_V <= kExcludingBias};
   };
   at::Tensor out = wrap(args.metrics, {kNumTokenMetrics, R}, {args.metrics_stride, 1}, compute, device);
   out.zero_();

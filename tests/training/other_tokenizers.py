@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM
 
 import reference_training
 import tiny
@@ -40,6 +40,14 @@ def make_tokenizer(folder, texts, vocab, special, chat=None):
         begin, end = map(repr, chat)
         config["chat_template"] = CHAT.format(begin=begin, end=end)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def copy_of(tokenizer, folder):
+    """Another folder with the tokenizer of one."""
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(tokenizer) / name, folder)
     return folder
 
 
@@ -199,13 +207,9 @@ def added(all_sums):
     return {name: sum(one[name] for one in all_sums) for name in all_sums[0]}
 
 
-def load(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
 def train(config, batches, own, its):
     """(means of each step, the trained student): each batch is a list of documents."""
-    student, teacher = load(config["student"]["path"]), load(config["teacher"]["path"])
+    student, teacher = (reference_training.load(config[name]["path"]) for name in ("student", "teacher"))
     optimizer = reference_training.make_optimizer(student, config["optimizer"])
     records = []
     for step, documents in enumerate(batches):

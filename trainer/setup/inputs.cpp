@@ -130,18 +130,6 @@ absl::StatusOr<TeacherSpec> open_teacher(const config::Config& config, const Run
   return teacher;
 }
 
-// Rows that are no columns are excluded by a bias, which a softcap would limit.
-absl::Status check_aligned(
-    const config::Config& config, const models::ModelSource& student, const TeacherSpec& teacher) {
-  const double own = student.config.final_softcap, its = teacher.model().config.final_softcap;
-  if (own == 0 && its == 0) {
-    return absl::OkStatus();
-  }
-  return absl::UnimplementedError(absl::StrFormat(
-      "teacher.alignment: bytes: expected models without final_logit_softcapping, found %g in %s/config.json",
-      own > 0 ? own : its, own > 0 ? config.student.path : config.teacher.folder()));
-}
-
 // Rows of the tables in the teacher's folder; 0: there is no teacher.
 int64_t table_rows(const TeacherSpec& teacher) {
   return !teacher.exists()                ? 0
@@ -236,9 +224,6 @@ absl::StatusOr<Inputs> open_inputs(
     if (!opened.ok()) {
       teachers.reset();
       continue;
-    }
-    if (student && opened->vocabulary().aligned) {
-      problems.add(config::of_teacher(own, check_aligned(own, *student, *opened)));
     }
     if (student && read.ok()) {
       const Vocabulary& vocabulary = opened->vocabulary();

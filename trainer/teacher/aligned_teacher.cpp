@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "losses/excluding_bias.h"
 #include "losses/head/linear_head.h"
 #include "trainer/device/memory_tracker.h"
 #include "trainer/device/simulation.h"
@@ -12,8 +13,7 @@
 namespace distill::trainer {
 
 double excluding_bias(double temperature) {
-  constexpr double kAtOne = -1048576; // logits are far smaller
-  return kAtOne * std::exp2(std::max(0.0, std::ceil(std::log2(temperature))));
+  return losses::kExcludingBias * std::exp2(std::max(0.0, std::ceil(std::log2(temperature))));
 }
 
 at::Tensor excluding_biases(

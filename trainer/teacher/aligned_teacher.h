@@ -7,8 +7,8 @@
 
 namespace distill::trainer {
 
-// A number for the bias of a logit whose token has no part in a distribution: at this temperature its probability is
-// exactly 0, and every product with it is finite. Exact in bf16.
+// A number for the bias of a logit whose token has no part in a distribution (losses/excluding_bias.h): at this
+// temperature its probability is exactly 0, and every product with it is finite. Exact in bf16.
 double excluding_bias(double temperature);
 
 // A bias [rows] that excludes these rows. Undefined where there are none.

@@ -68,8 +68,8 @@ struct Side {
   }
 
   T at(int64_t v) const {
-    const T logit = static_cast<T>(to_compute(logits[v])) + (bias == nullptr ? T(0) : bias_at(v));
-    return softcapped(logit, softcap);
+    const T own_bias = bias == nullptr ? T(0) : bias_at(v);
+    return softcapped(static_cast<T>(to_compute(logits[v])) + own_bias, own_bias, softcap);
   }
 
   // Loads columns [v, v + count) after bias and softcap; lanes beyond are -inf.
@@ -88,7 +88,11 @@ struct Side {
         z[l] += bias_at(v + l);
       }
     }
-    if (softcap > 0) {
+    if (softcap > 0 && bias != nullptr) {
+      for (int64_t l = 0; l < count; ++l) {
+        z[l] = softcapped(z[l], bias_at(v + l), softcap);
+      }
+    } else if (softcap > 0) {
       for (int64_t l = 0; l < count; ++l) {
         z[l] = softcapped(z[l], softcap);
       }

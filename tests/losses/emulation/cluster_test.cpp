@@ -123,6 +123,18 @@ TEST(EmulatedCluster, GeneralCallsMatchTheReference) {
   }
 }
 
+TEST(EmulatedCluster, BiasesThatExcludeColumnsMatchTheReference) {
+  for (const LossOptions& options :
+       {LossOptions{.hard_weight = 0.5, .student_softcap = 6, .teacher_softcap = 5},
+        LossOptions{.temperature = 2, .hard_weight = 0.5, .student_softcap = 6},
+        LossOptions{.temperature = 0.7, .teacher_softcap = 5}}) {
+    for (const at::ScalarType bias : {at::kFloat, at::kBFloat16}) {
+      const RowSpec spec{.vocab = kFiveTiles, .padding = 5, .gradient = bias, .biases = true, .excludes = true};
+      expect_cluster_matches(spec, options, 2e-5);
+    }
+  }
+}
+
 TEST(EmulatedCluster, SidesOfDifferentAlignment) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const RowSpec spec{.rows = 5, .vocab = kFiveTiles, .padding = 21, .logits = type, .gradient = type};

@@ -50,6 +50,23 @@ TEST_P(EmulatedStreaming, MatchesTheReference) {
   }
 }
 
+TEST(EmulatedStreaming, BiasesThatExcludeColumnsMatchTheReference) {
+  for (const Divergence divergence : {Divergence::kJsd, Divergence::kReverseKl, Divergence::kNone}) {
+    for (const auto& [type, tolerance] :
+         {std::pair{at::kFloat, 2e-5}, std::pair{at::kBFloat16, 1e-4}, std::pair{at::kDouble, 1e-11}}) {
+      const RowSpec spec{.rows = 4, .vocab = 9003, .logits = type, .gradient = type, .biases = true, .excludes = true};
+      const LossOptions options{
+          .divergence = divergence,
+          .temperature = 2,
+          .hard_weight = 0.5,
+          .student_softcap = 6,
+          .teacher_softcap = divergence == Divergence::kReverseKl ? 0.0 : 5.0};
+      SCOPED_TRACE(::testing::Message() << c10::toString(type) << " divergence " << static_cast<int>(divergence));
+      expect_streaming_matches(spec, options, tolerance);
+    }
+  }
+}
+
 // Rows of more groups of columns than there are slots, and as many slots as copies are begun ahead.
 TEST(EmulatedStreaming, LongRowsMatchTheReference) {
   for (const bool teacher : {true, false}) {

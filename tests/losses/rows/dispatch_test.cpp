@@ -84,6 +84,9 @@ std::vector<Options> all_options() {
     all.push_back(
         {name + "_smooth_z", {.divergence = divergence, .hard_weight = 0.5, .label_smoothing = 0.1, .z_loss = 1e-3}});
     all.push_back(
+        {name + "_cold_student_capped",
+         {.divergence = divergence, .temperature = 0.7, .hard_weight = 0.5, .student_softcap = 6}});
+    all.push_back(
         {name + "_hot_capped",
          {.divergence = divergence,
           .temperature = 2,
@@ -105,6 +108,11 @@ TEST_P(RowKernels, MatchTheReference) {
   expect_matches_reference({.logits = at::kDouble, .gradient = at::kDouble}, options, 1e-11);
   expect_matches_reference({.logits = at::kBFloat16, .gradient = at::kBFloat16}, options, 1e-4);
   expect_matches_reference({.gradient = at::kBFloat16, .biases = true}, options, 1e-5);
+  if (options.label_smoothing == 0) { // which has a part in every column
+    for (const at::ScalarType bias : {at::kFloat, at::kBFloat16}) {
+      expect_matches_reference({.gradient = bias, .biases = true, .excludes = true}, options, 1e-5);
+    }
+  }
   expect_matches_reference({.in_place = true}, options, 1e-5);
   expect_matches_reference({.no_gradient = true}, options, 1e-5);
   expect_matches_reference({.rows = 3, .vocab = 16389, .padding = 11, .weights = false}, options, 2e-5);

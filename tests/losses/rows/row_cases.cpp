@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "losses/excluding_bias.h"
 #include "losses/rows/dispatch.h"
 #include "tests/losses/cases.h"
 #include "tests/losses/device.h"
@@ -31,8 +32,13 @@ Rows make_rows(const RowSpec& spec, const LossOptions& options) {
     a.teacher = keep(padded(spec.gap < 1 ? student + spec.gap * noise : noise, spec.logits));
   }
   if (spec.biases) {
-    a.student_bias = keep(at::randn({spec.vocab}, at::TensorOptions(at::kDouble)).to(spec.gradient));
-    a.teacher_bias = keep(at::randn({spec.vocab}, at::TensorOptions(at::kDouble)).to(spec.gradient));
+    const at::Tensor excluded = at::arange(spec.vocab).remainder(7).eq(spec.excludes ? 3 : -1);
+    const auto bias = [&] {
+      const at::Tensor values = at::randn({spec.vocab}, at::TensorOptions(at::kDouble));
+      return values.masked_fill(excluded, kExcludingBias * std::max(1.0, options.temperature)).to(spec.gradient);
+    };
+    a.student_bias = keep(bias());
+    a.teacher_bias = keep(bias());
     a.bias_type = element_type(spec.gradient);
   }
   if (spec.targets) {
@@ -40,6 +46,9 @@ Rows make_rows(const RowSpec& spec, const LossOptions& options) {
     if (spec.rows > 2) {
       targets[1] = kIgnoreIndex;
       targets[2] = spec.vocab - 1;
+    }
+    if (spec.excludes) {
+      targets -= targets.remainder(7).eq(3).to(at::kLong);
     }
     a.targets = static_cast<const int64_t*>(keep(targets));
   }

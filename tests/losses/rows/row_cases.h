@@ -28,6 +28,7 @@ struct RowSpec {
   bool targets = true;
   bool weights = true;
   bool biases = false;
+  bool excludes = false; // the biases exclude every seventh column, which is no label
   bool in_place = false;
   bool no_gradient = false;
   double gap = 1.0;

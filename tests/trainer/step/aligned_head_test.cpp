@@ -75,7 +75,7 @@ class AlignedHeadTest : public testing::TestWithParam<AlignedLoss> {
     vocabulary.aligned = true;
     vocabulary.empty_rows = kEmpty;
     vocabulary.rows.assign(kTeacherRows, 0);
-    const AlignedHead head(config::Config(), /*softcap=*/0, vocabulary, teacher_TG_.options());
+    const AlignedHead head(config::Config(), GetParam().loss.teacher_softcap, vocabulary, teacher_TG_.options());
     Prediction out{.tokens = kTokens};
     out.aligned = head.predict(batch_, teacher_TG_, teacher_VG_, batch_.rows_BS.flatten());
     out.head.targets_N = targets_N_;
@@ -97,9 +97,13 @@ class AlignedHeadTest : public testing::TestWithParam<AlignedLoss> {
   at::Tensor plain(const at::Tensor& hidden_NH, const at::Tensor& weight_VH) const {
     const losses::LossOptions& options = GetParam().loss;
     const losses::SpanOptions& spans = GetParam().spans;
-    const at::Tensor logits = hidden_NH.matmul(weight_VH.t()), log_q = logits.log_softmax(1);
-    const at::Tensor its_logits =
-        teacher_TG_.matmul(teacher_VG_.t()).index_fill(1, ids(kEmpty), -std::numeric_limits<double>::infinity());
+    const auto capped = [](const at::Tensor& logits, double cap) {
+      return cap > 0 ? cap * (logits / cap).tanh() : logits;
+    };
+    const at::Tensor logits = capped(hidden_NH.matmul(weight_VH.t()), options.student_softcap);
+    const at::Tensor log_q = logits.log_softmax(1);
+    const at::Tensor its_logits = capped(teacher_TG_.matmul(teacher_VG_.t()), options.teacher_softcap)
+                                      .index_fill(1, ids(kEmpty), -std::numeric_limits<double>::infinity());
     const at::Tensor log_p = its_logits.log_softmax(1);
     at::Tensor total = at::zeros({}, at::kDouble);
     for (int64_t row = 0; row < kTokens; ++row) {
@@ -153,7 +157,19 @@ class AlignedHeadTest : public testing::TestWithParam<AlignedLoss> {
     if (options.divergence == losses::Divergence::kReverseKl) {
       return kl(q, p);
     }
-    const at::Tensor m = at::logaddexp(p + std::log(options.beta), q + std::log(1 - options.beta));
+    const auto mix = [](const at::Tensor& a, const at::Tensor& b, double share) {
+      return at::logaddexp(a + std::log(share), b + std::log(1 - share));
+    };
+    if (options.divergence == losses::Divergence::kSkewForwardKl) {
+      return kl(p, mix(p, q, options.skew_alpha));
+    }
+    if (options.divergence == losses::Divergence::kSkewReverseKl) {
+      return kl(q, mix(q, p, options.skew_alpha));
+    }
+    if (options.divergence == losses::Divergence::kTotalVariation) {
+      return 0.5 * (p.exp() - q.exp()).abs().sum();
+    }
+    const at::Tensor m = mix(p, q, options.beta);
     return options.beta * kl(p, m) + (1 - options.beta) * kl(q, m);
   }
 
@@ -229,7 +245,30 @@ std::vector<AlignedLoss> cases() {
   boundaries = mixed;
   boundaries.spans = {.weight = 0, .starts = true};
   reverse.spans.starts = true;
-  return {plain, mixed, smooth, reverse, boundaries};
+  std::vector<AlignedLoss> all{plain, mixed, smooth, reverse, boundaries};
+  // Softcaps of either side, of both, and with every divergence.
+  const std::pair<double, double> caps[] = {{1.5, 0}, {0, 1.2}, {2, 1}};
+  for (const auto& [own, its] : caps) {
+    for (AlignedLoss loss : {plain, mixed, smooth, reverse, boundaries}) {
+      loss.loss.student_softcap = own;
+      loss.loss.teacher_softcap = its;
+      all.push_back(loss);
+    }
+  }
+  for (const losses::Divergence divergence :
+       {losses::Divergence::kJsd, losses::Divergence::kForwardKl, losses::Divergence::kReverseKl,
+        losses::Divergence::kSkewForwardKl, losses::Divergence::kSkewReverseKl, losses::Divergence::kTotalVariation}) {
+    for (const double temperature : {0.5, 1.0, 4.0}) {
+      AlignedLoss loss = mixed;
+      loss.loss.divergence = divergence;
+      loss.loss.temperature = temperature;
+      loss.loss.skew_alpha = 0.2;
+      loss.loss.student_softcap = 1.7;
+      loss.loss.teacher_softcap = 2.5;
+      all.push_back(loss);
+    }
+  }
+  return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(Losses, AlignedHeadTest, testing::ValuesIn(cases()));

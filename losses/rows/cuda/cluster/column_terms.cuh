@@ -12,7 +12,13 @@ namespace distill::losses::cluster {
 // Returns d capped logit / d logit of the student's column, where the mode has softcaps.
 template <Mode kMode>
 __device__ __forceinline__ float slope_of(float capped_logit, const RowConstants<float>& c) {
-  return kCaps<kMode> ? slope_at(capped_logit, c) : 1.0F;
+  if constexpr (!kCaps<kMode>) {
+    return 1.0F;
+  } else if constexpr (kMode == Mode::kGeneral) { // there may be a bias that excludes the column
+    return fmaxf(slope_at(capped_logit, c), 0.0F);
+  } else {
+    return slope_at(capped_logit, c);
+  }
 }
 
 // Returns what is kept of a column's a for its gradient. Most divergences compute -a, and keep it at no further cost.
@@ -50,10 +56,8 @@ __device__ __forceinline__ float gradient_of(
     if (kMode != Mode::kGeneral || !c.unit_temperature) {
       unit_q = row_exp2(fmaf(kept, c.temperature, student.log2_sum * c.temperature - student.unit_log2_sum));
     }
-    float slope = 1;
-    if constexpr (kCaps<kMode>) {
-      slope = slope_at(fmaf(kept + student.log2_sum, c.temperature * kLn2<float>, student.max), c);
-    }
+    const float logit = fmaf(kept + student.log2_sum, c.temperature * kLn2<float>, student.max);
+    const float slope = slope_of<kMode>(logit, c);
     return general_gradient<kDivergence>(a, q, unit_q, slope, mean, f);
   }
 }

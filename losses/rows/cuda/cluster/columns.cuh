@@ -313,22 +313,35 @@ struct Columns {
   // Applies bias and softcap; returns whether there is one. Columns that do not exist may become anything: mask()
   // follows, which costs the others less than a comparison for each column here.
   __device__ __forceinline__ bool adjust(int tile, const Adjustment& side, float (&z)[kVector]) const {
-    bool adjusted = side.softcap.cap > 0;
     if constexpr (kGeneral) {
       if (side.bias != nullptr) {
-        adjusted = true;
-        const int valid = share.valid(tile);
-        const int first = computed_anew(share.first) + tile * kTileColumns;
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          z[j] += j < valid ? load_as<float>(side.bias, first + j, args.bias_type) : 0.0F;
-        }
+        adjust_with_bias(tile, side, z);
+        return true;
       }
     }
     if (side.softcap.cap > 0) {
       side.softcap.apply(z);
     }
-    return adjusted;
+    return side.softcap.cap > 0;
+  }
+
+  __device__ __forceinline__ void adjust_with_bias(int tile, const Adjustment& side, float (&z)[kVector]) const {
+    const int valid = share.valid(tile);
+    const int first = computed_anew(share.first) + tile * kTileColumns;
+    float bias[kVector];
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      bias[j] = j < valid ? load_as<float>(side.bias, first + j, args.bias_type) : 0.0F;
+      z[j] += bias[j];
+    }
+    if (side.softcap.cap > 0) {
+      float capped[kVector] = {z[0], z[1], z[2], z[3]};
+      side.softcap.apply(capped);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        z[j] = excludes(bias[j]) ? z[j] : capped[j];
+      }
+    }
   }
 
   template <typename Gradient>

@@ -226,10 +226,8 @@ struct Columns : Slots<T, Logit, kTeacher, kVector, Call> {
   __device__ __forceinline__ T finished(Logit logit, int column, const void* bias, T softcap) const {
     T z = static_cast<T>(logit);
     if constexpr (!Call::kPlain) {
-      if (bias != nullptr) {
-        z += load_as<T>(bias, column, args.bias_type);
-      }
-      z = softcapped(z, softcap);
+      const T own_bias = bias != nullptr ? load_as<T>(bias, column, args.bias_type) : T(0);
+      z = softcapped(z + own_bias, own_bias, softcap);
     }
     return z;
   }

@@ -2,9 +2,10 @@
 # Sets up, builds, and runs every check and test that needs no GPU; scripts/test_gpu.sh runs the others.
 #   scripts/test.sh [PRESET]    PRESET: release (default) or asan, which leaves out the checks of headers and clang-tidy
 # These two look at the files that changed since $DISTILL_BASE (default: the merge base with origin/main or main).
-# The Python tests run side by side, DISTILL_TEST_JOBS at a time (default: one for each core, at most 8), except those
-# that ask how long something takes. If up to 5 fail, these run once more, one at a time; the summary names those that
-# pass then, and they do not fail the stage. The summary also has the seconds of each stage and the slowest tests.
+# The tests run side by side, DISTILL_TEST_JOBS at a time (default: one for each core, at most 8), except the Python
+# tests that ask how long something takes. If up to 5 Python tests fail, these run once more, one at a time; the summary
+# names those that pass then, and they do not fail the stage. The summary also has the seconds of each stage and the
+# slowest tests.
 set -uo pipefail
 # shellcheck source=scripts/shared/usage.sh
 . "$(dirname "$0")/shared/usage.sh"
@@ -47,8 +48,9 @@ check_python() {
   .venv/bin/ruff check --quiet && .venv/bin/ruff format --quiet --check
 }
 run_ctest() {
-  .venv/bin/ctest --test-dir "build/$preset" -LE gpu --output-on-failure --no-tests=error -j 1 \
-    --output-junit "$junit/ctest.xml"
+  # A waiting thread of OpenMP leaves its core to the programs that run at the same time.
+  OMP_WAIT_POLICY=passive .venv/bin/ctest --test-dir "build/$preset" -LE gpu --output-on-failure --no-tests=error \
+    -j "$jobs" --output-junit "$junit/ctest.xml"
 }
 # run_pytest NAME ARGUMENT...: NAME is that of the file for the tests' times.
 run_pytest() {

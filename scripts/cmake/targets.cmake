@@ -35,16 +35,28 @@ function(distill_library name)
   target_precompile_headers(${name} REUSE_FROM distill_pch)
 endfunction()
 
-# distill_test(name SOURCES ... [LINK ...] [LABELS ...] [TIMEOUT seconds]) makes a GoogleTest program. GPU tests have
-# the label `gpu`.
+# distill_test(name SOURCES ... [LINK ...] [LABELS ...] [TIMEOUT seconds] [SHARDS n]) makes a GoogleTest program. GPU
+# tests have the label `gpu`. SHARDS: ctest runs the program n times, each with its share of the tests, and begins with
+# these.
 function(distill_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "" "TIMEOUT;SHARDS" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE distill_flags ${arg_LINK} GTest::gmock GTest::gtest GTest::gtest_main)
   target_precompile_headers(${name} REUSE_FROM distill_pch)
-  add_test(NAME ${name} COMMAND ${name})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 900)
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+  if(NOT arg_SHARDS)
+    set(arg_SHARDS 1)
+  endif()
+  foreach(shard RANGE 1 ${arg_SHARDS})
+    set(test ${name})
+    if(arg_SHARDS GREATER 1)
+      set(test ${name}_${shard}_of_${arg_SHARDS})
+    endif()
+    math(EXPR index "${shard} - 1")
+    add_test(NAME ${test} COMMAND ${name})
+    set_tests_properties(${test} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} COST ${arg_SHARDS}
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=${index}")
+  endforeach()
 endfunction()

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <csetjmp>
 #include <deque>
 #include <memory>
 #include <stdexcept>
@@ -58,8 +59,9 @@ struct Copy {
 };
 
 struct Fiber {
-  ucontext_t context;
-  void* stack = nullptr;
+  ucontext_t begin; // where it starts
+  jmp_buf place; // where it goes on; swapcontext() would make a system call each time
+  bool started = false;
   Here here;
   Block* block = nullptr;
   std::vector<Copy> copies; // of the group that has not ended
@@ -72,7 +74,7 @@ struct Cluster {
   Rendezvous rendezvous;
   std::vector<Fiber> fibers;
   const std::function<void()>* kernel = nullptr;
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   Fiber* current = nullptr;
   uint64_t progress = 0; // grows whenever something happens that a thread may wait for
   std::string problem;
@@ -85,8 +87,21 @@ Fiber& me() {
 }
 
 void yield() {
-  Fiber& fiber = me();
-  swapcontext(&fiber.context, &running->scheduler);
+  if (_setjmp(me().place) == 0) {
+    _longjmp(running->scheduler, 1);
+  }
+}
+
+// Runs the cluster's current fiber until it yields. A function of its own, since no local variable is safe here.
+[[gnu::noinline]] void run_current() {
+  if (_setjmp(running->scheduler) != 0) {
+    return;
+  }
+  if (me().started) {
+    _longjmp(me().place, 1);
+  }
+  me().started = true;
+  setcontext(&me().begin);
 }
 
 template <typename Condition>
@@ -155,7 +170,7 @@ void run_cluster(Cluster& cluster) {
       Fiber& fiber = cluster.fibers[round % 2 == 0 ? k : count - 1 - k]; // no order that the kernel could rely on
       if (!fiber.done) {
         cluster.current = &fiber;
-        swapcontext(&cluster.scheduler, &fiber.context);
+        run_current();
         left += fiber.done ? 0U : 1U;
       }
     }
@@ -207,11 +222,11 @@ void run_grid(int blocks, int threads, int cluster_size, const std::function<voi
           static_cast<unsigned>(k % static_cast<size_t>(threads)),
           static_cast<unsigned>(first) + static_cast<unsigned>(rank), static_cast<unsigned>(threads),
           static_cast<unsigned>(blocks), fiber.block->shared};
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = static_cast<char*>(stacks) + k * kStackBytes;
-      fiber.context.uc_stack.ss_size = kStackBytes;
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, &thread_main, 0);
+      getcontext(&fiber.begin);
+      fiber.begin.uc_stack.ss_sp = static_cast<char*>(stacks) + k * kStackBytes;
+      fiber.begin.uc_stack.ss_size = kStackBytes;
+      fiber.begin.uc_link = nullptr;
+      makecontext(&fiber.begin, &thread_main, 0);
     }
     run_cluster(cluster);
   }

@@ -1,7 +1,5 @@
 #include "data/dataset.h"
 
-#include <absl/strings/str_cat.h>
-
 #include "data/base/status_macros.h"
 
 // This file compares the texts of a data set with those in the tokens of a teacher with a tokenizer of its own.
@@ -10,11 +8,6 @@ namespace distill::data {
 namespace {
 
 constexpr int64_t kSampledTokens = int64_t{1} << 22; // of a source, whose completions are aligned at the start
-
-absl::Status other_tokens(const Shard& shard, int64_t document, const std::string& expected, const std::string& found) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(shard.path(), ": document ", document, ": expected ", expected, ", found ", found));
-}
 
 } // namespace
 
@@ -28,27 +21,11 @@ absl::Status Dataset::align_source(const Source& source, SourceStats& stats) con
   if (!options_.teacher_stream) {
     return absl::OkStatus();
   }
-  const std::string remedy = "tokenise the text again with scripts/tokenize.py --teacher-tokenizer";
   int64_t tokens = 0;
   for (int64_t i = 0; i < source.count(); ++i) {
     const auto [shard, document] = find(source, i);
     tokens += shard->document_length(document);
-    const bool own_text = shard->teacher_length(document) > 0;
-    if (alignment == nullptr) {
-      if (own_text && shard->has_teacher_tokenizer()) {
-        return other_tokens(
-            *shard, document, "a text in the student's tokens",
-            "one of the teacher's in the tokens of another tokenizer; teacher.alignment: bytes reads it");
-      }
-    } else if (!own_text || !shard->has_teacher_tokenizer()) {
-      return other_tokens(
-          *shard, document, absl::StrCat("a text in the tokens of ", alignment->teacher_path()),
-          absl::StrCat(own_text ? "one in the student's tokens" : "none", "; ", remedy));
-    } else if (shard->teacher_tokenizer_hash() != alignment->teacher_hash()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          shard->path(), ": header field `teacher_tokenizer_hash`: expected ", base::hex(alignment->teacher_hash()),
-          " (", alignment->teacher_path(), "), found ", base::hex(shard->teacher_tokenizer_hash()), "; ", remedy));
-    }
+    RETURN_IF_ERROR(check_teacher_tokens(*shard, document, alignment));
   }
   if (alignment == nullptr) {
     return absl::OkStatus();
@@ -58,8 +35,7 @@ absl::Status Dataset::align_source(const Source& source, SourceStats& stats) con
   AlignedCompletion completion;
   for (int64_t i = 0; i < source.count(); i += step) {
     const auto [shard, document] = find(source, i);
-    const TextLengths whole{shard->document_length(document), shard->teacher_length(document), false};
-    RETURN_IF_ERROR(align_completion(*shard, document, whole, *alignment, completion));
+    RETURN_IF_ERROR(align_completion(*shard, document, whole_texts(*shard, document), *alignment, completion));
     ++found.documents;
     found.tokens += static_cast<int64_t>(completion.ids.size());
     found.teacher_tokens += static_cast<int64_t>(completion.teacher_ids.size());

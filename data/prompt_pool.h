@@ -9,6 +9,7 @@
 #include "data/dataset.h"
 #include "data/mixer.h"
 #include "data/shard.h"
+#include "data/text_alignment.h"
 
 namespace distill::data {
 
@@ -19,6 +20,7 @@ struct PromptPoolOptions {
   bool teacher_stream = true; // false: texts of the teacher's own are not read
   int64_t seed = 0; // of the order
   std::vector<std::string> teachers; // as DataOptions::teachers
+  std::vector<std::shared_ptr<const TextAlignment>> alignments; // as DataOptions::alignments
 };
 
 // What a model is to continue.
@@ -32,10 +34,13 @@ struct PooledPrompt {
 // once, in another order, and the data sets are mixed in proportion to their weights. Prompt n depends on n, the
 // options and the files alone. The prompt of a conversation is all that comes before its first token in the loss; a
 // text, which is in the loss from its first token on, has its first half as prompt, or as much of it as there is room
-// for; a document without any token in the loss is a prompt as a whole. Prompts without room are passed over.
+// for; a document without any token in the loss is a prompt as a whole. Prompts without room are passed over. Where the
+// teacher has a tokenizer of its own, every document has a text in its tokens, and that of a text is cut at the same
+// byte: at the last place in the first half at which both have a token boundary.
 class PromptPool {
  public:
-  // InvalidArgument: a data set that cannot be read, has another tokenizer than the first one, or has no prompt.
+  // InvalidArgument: a data set that cannot be read, has another tokenizer than the first one, has no prompt, or has
+  // documents without a text in their teacher's tokens.
   static absl::StatusOr<std::unique_ptr<PromptPool>> open(const PromptPoolOptions& options);
 
   // Thread-safe. DataLoss: a token id that is not below the shard's vocab_size.
@@ -67,9 +72,20 @@ class PromptPool {
     int64_t tokens = 0;
     int64_t teacher_tokens = 0;
   };
-  Cut cut(const Shard& shard, int64_t document) const;
+  absl::StatusOr<Cut> cut(const Shard& shard, int64_t document, const TextAlignment* alignment) const;
+  absl::StatusOr<Cut> cut_both(const Shard& shard, int64_t document, const TextAlignment& alignment) const;
+  // Of a document, counted over all shards of the source.
+  size_t teacher_of(const Source& source, int64_t document) const {
+    return source.teachers.empty() ? 0 : source.teachers[static_cast<size_t>(document)];
+  }
+  const TextAlignment* alignment_of(const Source& source, int64_t document) const {
+    return options_.teacher_stream && !options_.alignments.empty()
+        ? options_.alignments[teacher_of(source, document)].get()
+        : nullptr;
+  }
 
   PromptPoolOptions options_;
+  bool any_alignment_ = false; // of options_.alignments
   std::vector<Source> sources_;
   std::unique_ptr<Mixer> mixer_;
   ShardHeader header_{};

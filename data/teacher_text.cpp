@@ -69,8 +69,9 @@ absl::Status different_counts(const Shard& shard, int64_t document, int64_t shar
       teacher_is_longer ? "student's" : "teacher's"));
 }
 
-TextLengths whole_texts(const Shard& shard, int64_t document) {
-  return {shard.document_length(document), shard.teacher_length(document), false};
+absl::Status other_tokens(const Shard& shard, int64_t document, const std::string& expected, const std::string& found) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(shard.path(), ": document ", document, ": expected ", expected, ", found ", found));
 }
 
 // fit_texts of a document that does not fit whole.
@@ -96,6 +97,33 @@ TextLengths cut_texts(
 }
 
 } // namespace
+
+TextLengths whole_texts(const Shard& shard, int64_t document) {
+  return {shard.document_length(document), shard.teacher_length(document), false};
+}
+
+absl::Status check_teacher_tokens(const Shard& shard, int64_t document, const TextAlignment* alignment) {
+  const bool own_text = shard.teacher_length(document) > 0, other = shard.has_teacher_tokenizer();
+  if (alignment == nullptr) {
+    return own_text && other
+        ? other_tokens(
+              shard, document, "a text in the student's tokens",
+              "one of the teacher's in the tokens of another tokenizer; teacher.alignment: bytes reads it")
+        : absl::OkStatus();
+  }
+  const std::string remedy = "tokenise the text again with scripts/tokenize.py --teacher-tokenizer";
+  if (!own_text || !other) {
+    return other_tokens(
+        shard, document, absl::StrCat("a text in the tokens of ", alignment->teacher_path()),
+        absl::StrCat(own_text ? "one in the student's tokens" : "none", "; ", remedy));
+  }
+  if (shard.teacher_tokenizer_hash() != alignment->teacher_hash()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        shard.path(), ": header field `teacher_tokenizer_hash`: expected ", base::hex(alignment->teacher_hash()), " (",
+        alignment->teacher_path(), "), found ", base::hex(shard.teacher_tokenizer_hash()), "; ", remedy));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status align_completion(
     const Shard& shard, int64_t document, const TextLengths& lengths, const TextAlignment& alignment,

@@ -18,12 +18,18 @@ namespace distill::data {
 // texts. Takes O(1) memory without an alignment.
 absl::Status check_completion(const Shard& shard, int64_t document, const TextAlignment* alignment = nullptr);
 
+// Whether a document's text of the teacher's own has the tokens that its teacher reads: those of the alignment's
+// teacher, which every document must have then, or without an alignment the student's. InvalidArgument names the file
+// and what was found.
+absl::Status check_teacher_tokens(const Shard& shard, int64_t document, const TextAlignment* alignment);
+
 // The part of a document that fits into a sample.
 struct TextLengths {
   int64_t tokens = 0; // of the document; 0: no target is left, and the document is left out
   int64_t teacher_tokens = 0; // of the teacher's text
   bool cut = false; // whether a part of the document is left out
 };
+TextLengths whole_texts(const Shard& shard, int64_t document);
 
 // A document whose texts fit into seq_len and teacher_seq_len tokens is taken whole. Otherwise both texts end with the
 // same token of the completion, the last one that fits in both; with an alignment with the same byte of it. A document

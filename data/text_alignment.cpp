@@ -130,6 +130,7 @@ absl::StatusOr<TextAlignment> TextAlignment::make(
   out.student_path_ = student.path;
   out.teacher_path_ = teacher.path;
   out.teacher_hash_ = teacher.hash();
+  out.pairs_ = pairs;
   ASSIGN_OR_RETURN(std::vector<KnownToken> own, known_tokens(student, &out.student_.drops_first_space));
   ASSIGN_OR_RETURN(std::vector<KnownToken> its, known_tokens(teacher, &out.teacher_.drops_first_space));
   // A given pair gets a key that no other token has.

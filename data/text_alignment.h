@@ -42,8 +42,15 @@ class TextAlignment {
   const std::vector<int64_t>& ambiguous() const {
     return ambiguous_;
   }
+  // The tokenizers' files, and the given pairs.
+  const std::string& student_path() const {
+    return student_path_;
+  }
   const std::string& teacher_path() const {
     return teacher_path_;
+  }
+  const TokenPairs& token_pairs() const {
+    return pairs_;
   }
   base::Digest teacher_hash() const {
     return teacher_hash_;
@@ -107,6 +114,7 @@ class TextAlignment {
   VocabularyMap map_;
   std::vector<int64_t> ambiguous_;
   std::string student_path_, teacher_path_;
+  TokenPairs pairs_;
   base::Digest teacher_hash_{};
   std::vector<int64_t> teacher_rows_;
 };

@@ -4,7 +4,8 @@
 
 #include <set>
 
-#include "tests/data/fixtures.h"
+#include "data/base/status_macros.h"
+#include "tests/data/tokenizer_folder.h"
 
 namespace distill::data {
 namespace {
@@ -106,6 +107,82 @@ TEST_F(PromptPoolTest, TheFingerprintCoversFilesSeedAndRoom) {
     change(other);
     EXPECT_NE(open(other)->fingerprint(), own);
   }
+}
+
+// The student's tokens: 0 <end>, 1 a, 2 b, 3 c, 4 ab, 5 <begin>. The teacher's: 0 a, 1 b, 2 c, 3 bc, 4 <end>.
+class AlignedPromptsTest : public testing::TokenizerFolderTest {
+ protected:
+  void SetUp() override {
+    TokenizerFolderTest::SetUp();
+    const Tokenizer own = read(byte_level({"<end>", "a", "b", "c", "ab", "<begin>"}), "student.json");
+    const Tokenizer its = read(byte_level({"a", "b", "c", "bc", "<end>"}), "teacher.json");
+    auto made = TextAlignment::make(own, its, {});
+    ASSERT_TRUE(made.ok()) << made.status();
+    alignment_ = std::make_shared<const TextAlignment>(*std::move(made));
+  }
+  // A document in both tokenizers' tokens, of which the first ones are no completion.
+  absl::StatusOr<PooledPrompt> prompt_of(
+      const std::vector<uint32_t>& own, size_t before, const std::vector<uint32_t>& its, size_t its_before,
+      int64_t room = 100, int64_t teacher_room = 100) {
+    ShardSpec spec = testing::spec(6, /*loss_mask=*/true);
+    spec.bos_id = 5;
+    spec.teacher_vocab_size = 5;
+    spec.teacher_tokenizer_hash = alignment_->teacher_hash();
+    ShardWriter writer(spec);
+    std::vector<uint8_t> mask(own.size(), 1), its_mask(its.size(), 1);
+    std::fill_n(mask.begin(), before, 0);
+    std::fill_n(its_mask.begin(), its_before, 0);
+    RETURN_IF_ERROR(writer.add(own, mask, {its, its_mask}));
+    RETURN_IF_ERROR(writer.write(path("both.dtok")));
+    const PromptPoolOptions options{
+        .sources = {{path("both.dtok"), 1.0}}, .room = room, .teacher_room = teacher_room, .alignments = {alignment_}};
+    ASSIGN_OR_RETURN(const auto pool, PromptPool::open(options));
+    return pool->prompt(0);
+  }
+
+  std::shared_ptr<const TextAlignment> alignment_;
+};
+
+TEST_F(AlignedPromptsTest, ATextIsCutAtTheSameByteOfItsFirstHalf) {
+  // a | ab c | ab c <end>: the half of the student's seven tokens is within the second "ab c", which is a span.
+  const std::vector<uint32_t> own = {1, 4, 3, 1, 4, 3, 0}, its = {0, 0, 3, 0, 0, 3, 4};
+  const auto prompt = prompt_of(own, 0, its, 0);
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  EXPECT_THAT(prompt->ids, ElementsAre(1, 4, 3));
+  EXPECT_THAT(prompt->teacher_ids, ElementsAre(0, 0, 3));
+  const auto less = prompt_of(own, 0, its, 0, /*room=*/2);
+  ASSERT_TRUE(less.ok()) << less.status();
+  EXPECT_THAT(less->ids, ElementsAre(1));
+  EXPECT_THAT(less->teacher_ids, ElementsAre(0));
+  const auto its_room = prompt_of(own, 0, its, 0, /*room=*/100, /*teacher_room=*/2);
+  ASSERT_TRUE(its_room.ok()) << its_room.status();
+  EXPECT_THAT(its_room->ids, ElementsAre(1));
+}
+
+TEST_F(AlignedPromptsTest, ABeginOfTextTokenIsNoPromptAndAConversationsIs) {
+  const auto text = prompt_of({5, 1, 1, 1, 1, 1}, 1, {0, 0, 0, 0, 0}, 0);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_THAT(text->ids, ElementsAre(5, 1, 1));
+  EXPECT_THAT(text->teacher_ids, ElementsAre(0, 0));
+  const auto conversation = prompt_of({2, 1, 1, 1}, 1, {2, 1, 0, 0, 0}, 2);
+  ASSERT_TRUE(conversation.ok()) << conversation.status();
+  EXPECT_THAT(conversation->ids, ElementsAre(2));
+  EXPECT_THAT(conversation->teacher_ids, ElementsAre(2, 1));
+}
+
+TEST_F(AlignedPromptsTest, EveryPromptHasATextInTheTeachersTokens) {
+  EXPECT_THAT(prompt_of({2, 1}, 1, {}, 0).status().message(), HasSubstr("expected a text in the tokens of"));
+  EXPECT_THAT(prompt_of({2, 1}, 1, {0}, 0).status().message(), HasSubstr("found none among 1"));
+  ShardSpec spec = testing::spec(6, /*loss_mask=*/true);
+  spec.teacher_vocab_size = 5;
+  spec.teacher_tokenizer_hash[0] = 1;
+  ShardWriter writer(spec);
+  ASSERT_TRUE(writer.add({2, 1}, {0, 1}, {{1, 0}, {0, 1}}).ok());
+  ASSERT_TRUE(writer.write(path("other.dtok")).ok());
+  PromptPoolOptions options{.sources = {{path("other.dtok"), 1.0}}, .room = 100, .teacher_room = 100};
+  EXPECT_THAT(PromptPool::open(options).status().message(), HasSubstr("expected a text in the student's tokens"));
+  options.alignments = {alignment_};
+  EXPECT_THAT(PromptPool::open(options).status().message(), HasSubstr("`teacher_tokenizer_hash`: expected"));
 }
 
 } // namespace

@@ -21,21 +21,6 @@ using Piece = TextAlignment::Piece;
 
 class TextAlignmentTest : public testing::TokenizerFolderTest {
  protected:
-  // A byte-level tokenizer with these tokens, of which those that begin with < are special.
-  static Json byte_level(const std::vector<std::string>& tokens) {
-    Json json = bpe();
-    json["model"]["vocab"] = Json::object();
-    json["model"]["merges"] = Json::array();
-    json["added_tokens"] = Json::array();
-    json["decoder"] = Json{{"type", "ByteLevel"}};
-    for (size_t id = 0; id < tokens.size(); ++id) {
-      json["model"]["vocab"][tokens[id]] = id;
-      if (tokens[id][0] == '<') {
-        json["added_tokens"].push_back({{"id", id}, {"content", tokens[id]}, {"special", true}});
-      }
-    }
-    return json;
-  }
   // A tokenizer as Llama 2's: spaces as U+2581, bytes as <0x..>.
   static Json sentence_piece(const std::vector<std::string>& tokens) {
     Json json = byte_level(tokens);

@@ -48,11 +48,12 @@ class TokenBytes:
             for one in chain
         )
         added = {one["id"]: one for one in described["added_tokens"]}
+        self.special = {index: one["content"] for index, one in added.items() if one["special"]}
         self.bytes = [b""] * tokenizer.get_vocab_size(with_added_tokens=True)
         for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
             if index >= len(self.bytes):
                 self.bytes.extend([b""] * (index + 1 - len(self.bytes)))
-            if index in added and added[index]["special"]:
+            if index in self.special:
                 continue
             byte = _fallback_byte(token) if "ByteFallback" in kinds else None
             if byte is not None:
@@ -67,6 +68,10 @@ class TokenBytes:
                         token = token.replace(one["pattern"]["String"], one["content"])
                 self.bytes[index] = token.encode()
         self.lengths = np.array([len(one) for one in self.bytes], np.int64)
+
+    def bytes_of(self, index):
+        """Those of one token; of an id that is none, none."""
+        return self.bytes[index] if index < len(self.bytes) else b""
 
     def text(self, ids):
         return b"".join([self.bytes[index] for index in ids.tolist()])

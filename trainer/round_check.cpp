@@ -29,8 +29,25 @@ double engine_mean(const onpolicy::Round& round, const data::Batch& batch) {
   return sum / static_cast<double>(batch.valid_tokens);
 }
 
+// Whether the distributions are compared at each token of the batch.
+std::vector<bool> compared_tokens(const data::Batch& batch, const losses::SpanOptions& spans) {
+  std::vector<bool> compared(static_cast<size_t>(batch.targets_BS.numel()), true);
+  if (!batch.teacher || !batch.teacher->aligned) {
+    return compared;
+  }
+  compared.assign(compared.size(), false);
+  const data::AlignedPieces& pieces = *batch.teacher->aligned;
+  const auto rows = pieces.first_rows_Z.accessor<int64_t, 1>();
+  for (int64_t piece = spans.starts ? 0 : pieces.spans; piece < pieces.pieces; ++piece) {
+    compared[static_cast<size_t>(rows[piece])] = true;
+  }
+  return compared;
+}
+
 // `batch`: the samples of all ranks together; ranks_RJN: the metrics kJudged of each rank's N tokens, float.
-std::vector<onpolicy::JudgedCompletion> judged_completions(const data::Batch& batch, const at::Tensor& ranks_RJN) {
+std::vector<onpolicy::JudgedCompletion> judged_completions(
+    const data::Batch& batch, const at::Tensor& ranks_RJN, const losses::SpanOptions& spans) {
+  const std::vector<bool> compared = compared_tokens(batch, spans);
   const auto values = ranks_RJN.accessor<float, 3>();
   const at::Tensor targets_T = batch.targets_BS.flatten();
   const auto targets = targets_T.accessor<int64_t, 1>();
@@ -44,7 +61,7 @@ std::vector<onpolicy::JudgedCompletion> judged_completions(const data::Batch& ba
       }
       const auto value = values[at / tokens];
       const auto of = [&](int64_t metric) { return static_cast<double>(value[metric][at % tokens]); };
-      completion.tokens.push_back({of(0), -of(1), of(2), of(3), of(4), of(5) > 0.5});
+      completion.tokens.push_back({of(0), -of(1), of(2), of(3), of(4), of(5) > 0.5, compared[static_cast<size_t>(at)]});
     }
     completions.push_back(std::move(completion));
   }
@@ -55,14 +72,62 @@ Json known(double value) {
   return std::isfinite(value) ? Json(value) : Json();
 }
 
-Json judged_means(const metrics::LossMeans& means) {
+// What is known of all of the round's documents whose teacher has a tokenizer of its own; nullopt: there are none.
+std::optional<data::AlignmentStats> alignment_of(const data::Dataset& data) {
+  std::optional<data::AlignmentStats> all;
+  for (const data::SourceStats& source : data.stats()) {
+    if (!source.alignment) {
+      continue;
+    }
+    data::AlignmentStats& sum = all ? *all : all.emplace();
+    sum.documents += source.alignment->documents;
+    sum.tokens += source.alignment->tokens;
+    sum.teacher_tokens += source.alignment->teacher_tokens;
+    sum.pieces += source.alignment->pieces;
+    sum.spans += source.alignment->spans;
+    sum.span_tokens += source.alignment->span_tokens;
+    for (const auto& [text, count] : source.alignment->student_passed) {
+      sum.student_passed[text] += count;
+    }
+    for (const auto& [text, count] : source.alignment->teacher_passed) {
+      sum.teacher_passed[text] += count;
+    }
+  }
+  return all;
+}
+
+Json alignment_json(const data::AlignmentStats& found) {
+  const auto sum = [](const std::map<std::string, int64_t>& counts) {
+    int64_t all = 0;
+    for (const auto& [text, count] : counts) {
+      all += count;
+    }
+    return all;
+  };
   return {
+      {"teacher_tokens", found.teacher_tokens},
+      {"pieces", found.pieces},
+      {"spans", found.spans},
+      {"span_tokens", found.span_tokens},
+      {"unpaired_tokens", sum(found.student_passed)},
+      {"teacher_unpaired_tokens", sum(found.teacher_passed)}};
+}
+
+Json judged_means(const metrics::LossMeans& means) {
+  Json json = {
       {"tokens", means.valid_tokens},
       {"loss", known(means.metrics[losses::kLoss])},
       {"forward_kl", known(means.metrics[losses::kForwardKl])},
       {"reverse_kl", known(means.metrics[losses::kReverseKl])},
       {"student_entropy", known(means.metrics[losses::kStudentEntropy])},
       {"agreement", known(means.metrics[losses::kAgreement])}};
+  if (means.alignment) {
+    json["boundary_share"] = known(means.alignment->boundary_share);
+    json["span_share"] = known(means.alignment->span_share);
+    json["span_loss"] = known(means.alignment->span_loss);
+    json["teacher_dropped_mass"] = means.teacher_dropped_mass ? known(*means.teacher_dropped_mass) : Json();
+  }
+  return json;
 }
 
 } // namespace
@@ -104,6 +169,9 @@ Json RoundCheck::json() const {
       {"agreement_late", known(late.agreement)}};
   judged.update(judged_means(means));
   Json json = {{onpolicy::kJudgedKey, judged}, {onpolicy::kSecondsKey, {{"check", seconds}}}};
+  if (alignment) {
+    json["alignment"] = alignment_json(*alignment);
+  }
   if (held_out) {
     json[onpolicy::kHeldOutKey] = judged_means(*held_out);
   }
@@ -143,15 +211,18 @@ absl::StatusOr<std::optional<RoundCheck>> check_round(
   RoundCheck check;
   check.most = config.onpolicy.max_new_tokens;
   check.teacher = batch->teacher_number;
-  check.means = metrics::loss_means(
-      metrics::teacher_sums(sums_to_host(sums_TM)[static_cast<size_t>(batch->teacher_number)], 0, {}).sums,
-      sharding::sum_over_ranks(mesh, batch->valid_tokens), micro.evaluation_quality(batch->teacher_number));
+  check.alignment = alignment_of(*round.data);
+  const int64_t valid_tokens = sharding::sum_over_ranks(mesh, batch->valid_tokens);
+  const losses::MetricQualities quality = micro.evaluation_quality(batch->teacher_number);
+  const metrics::TeacherSums sums =
+      metrics::teacher_sums(sums_to_host(sums_TM)[static_cast<size_t>(batch->teacher_number)], valid_tokens, quality);
+  check.means = metrics::loss_means(absl::MakeConstSpan(&sums, 1), valid_tokens, quality);
   if (at::Tensor dropped = micro.dropped_mass(batch->teacher_number).take_sum();
       dropped.defined() && check.means.valid_tokens > 0) {
     if (mesh.world != nullptr) {
       mesh.world->all_reduce(dropped);
     }
-    check.means.teacher_dropped_mass = dropped.item<double>() / static_cast<double>(check.means.valid_tokens);
+    check.dropped_mass = dropped.item<double>() / static_cast<double>(check.means.valid_tokens);
   }
   check.own_logprob = -check.means.metrics[losses::kHard];
   check.engine_logprob = NAN;
@@ -161,7 +232,7 @@ absl::StatusOr<std::optional<RoundCheck>> check_round(
     status = all.status();
     if (all.ok()) {
       check.engine_logprob = engine_mean(round, *all);
-      check.completions = judged_completions(*all, ranks_RJN);
+      check.completions = judged_completions(*all, ranks_RJN, config.onpolicy_spans);
       check.positions = onpolicy::by_position(check.completions, check.most);
     }
   }

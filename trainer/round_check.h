@@ -18,6 +18,7 @@ namespace distill::trainer {
 // The first sequences of a round under the student that is about to learn from them, and under the teacher.
 struct RoundCheck {
   metrics::LossMeans means; // over their on-policy tokens
+  std::optional<double> dropped_mass = {}; // the teacher's, where it has a limit (judge_dropped_mass())
   int64_t teacher = 0; // of these sequences, the number
   double engine_logprob = 0; // of these tokens, as the engine gave it, nats, mean; NaN: it gave none
   double own_logprob = 0; // as the student computes it
@@ -26,6 +27,7 @@ struct RoundCheck {
   // On rank 0 alone: their completions token by token, and the means of these by position.
   std::vector<onpolicy::JudgedCompletion> completions = {};
   std::vector<onpolicy::PositionMeans> positions = {};
+  std::optional<data::AlignmentStats> alignment = {}; // of the round's documents, with a teacher by bytes
   std::optional<metrics::LossMeans> held_out = {}; // over all completions of held-out prompts; nullopt: there are none
 
   // For the log.

@@ -14,6 +14,7 @@
 #include "trainer/round_check.h"
 #include "trainer/run_folder/sessions.h"
 #include "trainer/run_folder/trained_model.h"
+#include "trainer/setup/start_report.h"
 
 namespace distill::trainer {
 namespace {
@@ -106,6 +107,9 @@ absl::Status TrainingRun::run_steps() {
       journal_.message("wrote the trace to " + trace.path());
     }
     RETURN_IF_ERROR(handle_results(/*all=*/false));
+    if (opened_.rounds != nullptr) {
+      opened_.rounds->poll();
+    }
     RETURN_IF_ERROR(evaluate_and_save());
   }
   return absl::OkStatus();
@@ -182,6 +186,12 @@ absl::StatusOr<std::optional<onpolicy::Round>> TrainingRun::write_round() {
   }
   const std::string name = absl::StrFormat("round %d: ", round->position.number);
   journal_.info(name + check->line());
+  if (check->alignment) {
+    for (const std::string& line :
+         alignment_lines(absl::StrFormat("round %d", round->position.number), *check->alignment)) {
+      journal_.info(line);
+    }
+  }
   if (check->held_out) {
     journal_.message(name + check->held_out_line());
   }
@@ -194,7 +204,7 @@ absl::StatusOr<std::optional<onpolicy::Round>> TrainingRun::write_round() {
   }
   const std::vector<config::Config> configs = config::configs_of_teachers(config_);
   RETURN_IF_ERROR(judge_dropped_mass( // the same on all ranks
-      configs[static_cast<size_t>(check->teacher)], check->means.teacher_dropped_mass));
+      configs[static_cast<size_t>(check->teacher)], check->dropped_mass));
   RETURN_IF_ERROR(sharding::agree(
       mesh_, mesh_.is_main() ? record_check(*opened_.rounds, *round, *check, journal_) : absl::OkStatus()));
   return round;

@@ -2,7 +2,7 @@
 """A stand-in for an engine that writes completions: a command of onpolicy.command, with the faults that engines have.
 
 What it writes follows from each request's seed alone: a completion of 1 to max_new_tokens tokens, of which every third
-is truncated."""
+is truncated. With --texts it is one of these texts, truncated where it is longer."""
 
 import argparse
 import errno
@@ -17,14 +17,20 @@ from pathlib import Path
 END = 1  # the end-of-text token of the tests' students
 
 
-def completion(request, vocab):
+def random_ids(numbers, most, truncated, args):
+    ids = [numbers.randint(2, args.vocab - 1) for _ in range(most if truncated else numbers.randint(1, most))]
+    return ids if truncated else [*ids[:-1], args.end]
+
+
+def completion(request, args):
     numbers = random.Random(request["seed"])
     most = request["max_new_tokens"]
     truncated = request["id"] % 3 == 2
-    length = most if truncated else numbers.randint(1, most)
-    ids = [numbers.randint(2, vocab - 1) for _ in range(length)]
-    if not truncated:
-        ids[-1] = END
+    if args.texts:
+        text = [*numbers.choice(json.loads(Path(args.texts).read_text())), args.end]
+        ids, truncated = text[:most], len(text) > most
+    else:
+        ids = random_ids(numbers, most, truncated, args)
     return {
         "id": request["id"],
         "prompt_ids": request["prompt_ids"],
@@ -56,6 +62,8 @@ def main():
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--output", required=True)
     parser.add_argument("--vocab", type=int, required=True)
+    parser.add_argument("--end", type=int, default=END, help="the token that ends a text")
+    parser.add_argument("--texts", help="file with lists of ids, without that token")
     parser.add_argument("--fault", default="")
     parser.add_argument("--share", type=float, default=1.0, help="of the lines with the fault")
     parser.add_argument("--slow", type=float, default=0, help="seconds for each line")
@@ -77,9 +85,9 @@ def main():
                 os.abort()
             if args.fault == "full" and number == len(requests) // 2:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            line = json.dumps(completion(request, args.vocab))
+            line = json.dumps(completion(request, args))
             if args.fault not in ("", "crash", "full", "silent") and number < args.share * len(requests):
-                line = wrong(args.fault, completion(request, args.vocab), args.vocab)
+                line = wrong(args.fault, completion(request, args), args.vocab)
             if args.fault != "silent":
                 output.write(line + "\n")
                 output.flush()

@@ -58,6 +58,21 @@ def with_model(folder, family, seed, **shape):
     return str(folder)
 
 
+PAIRS = {"<|im_end|>": "end of turn", "<|eot|>": "end of turn"}  # for Vocabulary
+
+
+def make_pair(folder):
+    """(student, teacher): folders of models with tokenizers of their own."""
+    texts = [(tiny.REPOSITORY / "docs" / name).read_text() for name in ("data.md", "models.md", "memory.md")]
+    own = make_tokenizer(
+        folder / "student", texts[:2], 330, ["<|end|>", "<|im_start|>", "<|im_end|>"], ("<|im_start|>", "<|im_end|>")
+    )
+    its = make_tokenizer(
+        folder / "teacher", texts[1:], 460, ["<|end|>", "<|start|>", "<|eot|>"], ("<|start|>", "<|eot|>")
+    )
+    return with_model(own, "llama", 1), with_model(its, "qwen3", 2, hidden=64, layers=3)
+
+
 def tokenize(student, teacher, records, output, *options):
     source = output.with_suffix(".jsonl")
     source.write_text("".join(json.dumps(record) + "\n" for record in records))

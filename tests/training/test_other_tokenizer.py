@@ -12,7 +12,6 @@ import reference_training
 import tiny
 from run_results import steps_of, weights_of
 
-PAIRS = {"<|im_end|>": "end of turn", "<|eot|>": "end of turn"}
 LOSSES = {
     "jsd": {"divergence": "jsd", "beta": 0.3, "hard_weight": 0.3, "soft_weight": 0.7},
     "kl_alone": {"divergence": "forward_kl", "hard_weight": 0.0, "temperature": 1.5, "span_temperature": 10.0},
@@ -30,23 +29,12 @@ LOSSES = {
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """(student, teacher): folders of models with tokenizers of their own."""
-    folder = tmp_path_factory.mktemp("pair")
-    texts = [(tiny.REPOSITORY / "docs" / name).read_text() for name in ("data.md", "models.md", "memory.md")]
-    own = other_tokenizers.make_tokenizer(
-        folder / "student", texts[:2], 330, ["<|end|>", "<|im_start|>", "<|im_end|>"], ("<|im_start|>", "<|im_end|>")
-    )
-    its = other_tokenizers.make_tokenizer(
-        folder / "teacher", texts[1:], 460, ["<|end|>", "<|start|>", "<|eot|>"], ("<|start|>", "<|eot|>")
-    )
-    return (
-        other_tokenizers.with_model(own, "llama", 1),
-        other_tokenizers.with_model(its, "qwen3", 2, hidden=64, layers=3),
-    )
+    return other_tokenizers.make_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")
 def vocabularies(pair):
-    return [other_tokenizers.Vocabulary(folder, PAIRS) for folder in pair]
+    return [other_tokenizers.Vocabulary(folder, other_tokenizers.PAIRS) for folder in pair]
 
 
 @pytest.fixture(scope="module")

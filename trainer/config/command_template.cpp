@@ -5,12 +5,9 @@
 
 #include <algorithm>
 #include <functional>
-#include <string_view>
 
 namespace distill::config {
 namespace {
-
-constexpr std::string_view kNames[] = {"model", "prompts", "output", "round", "version"};
 
 // Calls `text` with each piece of plain text and `name` with what stands in each pair of braces. False: a brace has no
 // other half; `rest` is then the text from there on.
@@ -45,21 +42,21 @@ std::string quoted(const std::string& text) {
 
 } // namespace
 
-std::string placeholder_names() {
+std::string placeholder_text(absl::Span<const std::string_view> names) {
   std::string out;
-  for (const std::string_view name : kNames) {
+  for (const std::string_view name : names) {
     absl::StrAppend(&out, out.empty() ? "{" : ", {", std::string(name), "}");
   }
   return out;
 }
 
-std::optional<std::string> unknown_placeholder(const std::string& command) {
+std::optional<std::string> unknown_placeholder(const std::string& command, absl::Span<const std::string_view> names) {
   std::optional<std::string> unknown;
   std::string_view rest;
   const bool whole = scan(
       command, [](std::string_view) {},
       [&](std::string_view name) {
-        if (!unknown && std::find(std::begin(kNames), std::end(kNames), name) == std::end(kNames)) {
+        if (!unknown && std::find(names.begin(), names.end(), name) == names.end()) {
           unknown = absl::StrCat("{", std::string(name), "}");
         }
       },

@@ -325,6 +325,7 @@ struct OnPolicySection {
   double eval_temperature = 1;
   std::string command; // a shell command with placeholders (trainer/onpolicy/command_engine.h)
   std::string server; // a shell command that lives through all rounds, likewise; empty: none
+  std::string retokenize; // a shell command that writes completions in a teacher's own tokens, likewise
   int64_t every = 16; // steps of a round
   double fraction = 1; // share of on-policy sequences in a batch
   int64_t completions = 0; // of a round; 0: one for each on-policy sequence of its steps
@@ -480,6 +481,7 @@ struct Config {
   // Of on-policy sequences; logits_dtype, metrics and softcaps are those of `loss`.
   losses::LossOptions onpolicy_loss = {.divergence = losses::Divergence::kReverseKl};
   losses::SpanOptions spans; // keys loss.span_weight, loss.span_temperature
+  losses::SpanOptions onpolicy_spans; // of on-policy sequences, likewise
   Softcaps softcaps; // keys loss.student_softcap, loss.teacher_softcap
   losses::ChunkOptions chunks; // keys loss.chunk_size, loss.memory_cap_mb, loss.min_chunk_size
   TrainSection train;
@@ -508,6 +510,8 @@ struct Config {
   bool has_teacher() const {
     return has_list() || !teacher.folder().empty();
   }
+  // Whether a teacher of the run has a tokenizer of its own.
+  bool any_teacher_by_bytes() const;
   // The names of `teachers`.
   std::vector<std::string> teacher_names() const {
     std::vector<std::string> names;

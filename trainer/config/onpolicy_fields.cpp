@@ -11,6 +11,9 @@ const Condition kOnPolicy = {
 const Condition kHeldOut = {
     [](const Config& c) { return c.onpolicy.enabled() && !c.onpolicy.eval_prompts.empty(); },
     "onpolicy.eval_prompts is given", "onpolicy.eval_prompts"};
+const Condition kByBytes = {
+    [](const Config& c) { return c.onpolicy.enabled() && c.any_teacher_by_bytes(); },
+    "there are on-policy sequences and a teacher.alignment is bytes", "teacher.alignment"};
 const Condition kJsd = {
     [](const Config& c) { return c.onpolicy.enabled() && c.onpolicy_loss.divergence == losses::Divergence::kJsd; },
     "there are on-policy sequences and onpolicy_loss.divergence is jsd", "onpolicy_loss.divergence"};
@@ -54,6 +57,10 @@ std::vector<Field> onpolicy_fields() {
        "Shell command of an inference server, with {model}, which is started before the first round, lives through all of "
        "them, and is ended with the run. Empty: onpolicy.command needs none, or the user starts it.",
        kOnPolicy},
+      {"onpolicy", "retokenize", Text{member<kOwn, &Own::retokenize>}, "",
+       "Shell command that writes the completions of a round in the tokens of a teacher with a tokenizer of its own, with "
+       "{completions} and {output} (JSONL files; docs/onpolicy.md): scripts/retokenize_completions.py. Required there.",
+       kByBytes},
       {"onpolicy", "every", Integer{member<kOwn, &Own::every>, 1, kMaxSteps}, "steps",
        "Length of a round: before it the student's weights are given to the engine, which writes the round's completions.",
        kOnPolicy},
@@ -83,7 +90,8 @@ std::vector<Field> onpolicy_fields() {
        "student as it was at the beginning of that one.",
        kOnPolicy},
       {"onpolicy", "timeout_s", Integer{member<kOwn, &Own::timeout_s>, 1, 31536000}, "seconds",
-       "Time in which the engine must write a round.", kOnPolicy},
+       "Time in which the engine must write a round, and onpolicy.retokenize its completions in the teacher's tokens.",
+       kOnPolicy},
       {"onpolicy", "max_logprob_gap", Real{member<kOwn, &Own::max_logprob_gap>, 0, kMost}, "nats",
        "Largest difference between the mean log-probability that the engine gives its completions and the student's own. "
        "Above it the run ends: the engine has other weights, or computes another model. 0: no limit.",
@@ -112,7 +120,9 @@ std::vector<Field> onpolicy_fields() {
 
 std::vector<Field> onpolicy_loss_fields() {
   using losses::LossOptions;
+  using losses::SpanOptions;
   constexpr auto kLoss = &Config::onpolicy_loss;
+  constexpr auto kSpans = &Config::onpolicy_spans;
   return {
       {"onpolicy_loss", "divergence", one_of<kLoss, &LossOptions::divergence>(), "",
        "Divergence between teacher and student over the whole vocabulary, at each token that the student has written.",
@@ -126,6 +136,12 @@ std::vector<Field> onpolicy_loss_fields() {
       {"onpolicy_loss", "hard_weight", real_of<kLoss, &LossOptions::hard_weight>(), "",
        "Must be 0: cross-entropy on words that the student has written itself would teach it what it says already.",
        kOnPolicy},
+      {"onpolicy_loss", "span_weight", Real{member<kSpans, &SpanOptions::weight>, 0, losses::kMost}, "",
+       "As loss.span_weight.", kByBytes},
+      {"onpolicy_loss", "span_starts", Boolean{member<kSpans, &SpanOptions::starts>}, "", "As loss.span_starts.",
+       kByBytes},
+      {"onpolicy_loss", "span_temperature", Real{member<kSpans, &SpanOptions::temperature>, 0.01, 1e6}, "",
+       "As loss.span_temperature.", kByBytes},
   };
 }
 

@@ -41,27 +41,43 @@ void check_completions(const Config& config, const ReportProblem& fail) {
   }
 }
 
+// Whether a command has placeholders of these names alone.
+bool check_placeholders(
+    const char* key, const std::string& command, absl::Span<const std::string_view> names, const ReportProblem& fail) {
+  const auto unknown = unknown_placeholder(command, names);
+  if (unknown) {
+    fail(
+        {key}, absl::StrCat(names.size() > 1 ? "placeholders of " : "no placeholder but ", placeholder_text(names)),
+        *unknown, "{{ and }} stand for single braces");
+  }
+  return !unknown;
+}
+
 void check_command(const std::string& command, const ReportProblem& fail) {
-  const auto unknown = unknown_placeholder(command);
   if (command.empty()) {
     fail({"onpolicy.command", "onpolicy.prompts"}, "the command that writes the completions of a round", "none", "");
-  } else if (unknown) {
-    fail(
-        {"onpolicy.command"}, absl::StrCat("placeholders of ", placeholder_names()), *unknown,
-        "{{ and }} stand for single braces");
-  } else if (!has_placeholder(command, "prompts") || !has_placeholder(command, "output")) {
+  } else if (
+      check_placeholders("onpolicy.command", command, kCommandPlaceholders, fail) &&
+      (!has_placeholder(command, "prompts") || !has_placeholder(command, "output"))) {
     fail({"onpolicy.command"}, "a command with {prompts} and {output}", command, "");
   }
 }
 
-// The server is started once, before there are requests.
-void check_server(const std::string& command, const ReportProblem& fail) {
-  std::optional<std::string> wrong = unknown_placeholder(command);
-  for (const char* name : {"prompts", "output", "round", "version"}) {
-    wrong = wrong ? wrong : has_placeholder(command, name) ? std::optional(absl::StrCat("{", name, "}")) : std::nullopt;
+// A teacher with a tokenizer of its own reads the completions in its tokens.
+void check_retokenize(const Config& config, const ReportProblem& fail) {
+  const std::string& command = config.onpolicy.retokenize;
+  if (!config.any_teacher_by_bytes()) {
+    return;
   }
-  if (wrong) {
-    fail({"onpolicy.server"}, "no placeholder but {model}", *wrong, "{{ and }} stand for single braces");
+  if (command.empty()) {
+    fail(
+        {"onpolicy.retokenize", "teacher.alignment"},
+        "the command that writes the completions in the teacher's tokens, with teacher.alignment: bytes", "none",
+        "retokenize: .venv/bin/python scripts/retokenize_completions.py --completions {completions} --output {output}");
+  } else if (
+      check_placeholders("onpolicy.retokenize", command, kRetokenizePlaceholders, fail) &&
+      (!has_placeholder(command, "completions") || !has_placeholder(command, "output"))) {
+    fail({"onpolicy.retokenize"}, "a command with {completions} and {output}", command, "");
   }
 }
 
@@ -96,7 +112,8 @@ void check_on_policy(const Config& config, const ReportProblem& fail) {
         config.has_teacher() ? "a cache, which has other texts" : "none", "");
   }
   check_command(own.command, fail);
-  check_server(own.server, fail);
+  check_placeholders("onpolicy.server", own.server, kServerPlaceholders, fail); // it is started once, before requests
+  check_retokenize(config, fail);
   if (config.onpolicy_loss.hard_weight > 0) {
     fail(
         {"onpolicy_loss.hard_weight"}, "0", to_yaml(*find_field("onpolicy_loss.hard_weight"), config),

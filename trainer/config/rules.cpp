@@ -159,11 +159,6 @@ class Rules {
           {"teacher.alignment", "teacher.missing_tokens"}, "missing_tokens: refuse with alignment: bytes", "mask",
           "remove teacher.missing_tokens: the teacher reads the text in its own tokens");
     }
-    if (config_.onpolicy.enabled()) {
-      fail(
-          {"teacher.alignment", "onpolicy.prompts"}, "tokens in an on-policy run", "bytes",
-          "what the student writes has no tokens of the teacher's");
-    }
     if (config_.data.packing != data::PackingMode::kPack) {
       fail({"teacher.alignment", "data.packing"}, "data.packing: pack with alignment: bytes", "concat");
     }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "data/base/enum_names.h"
 #include "trainer/config/value.h"
 
 namespace distill::config {
@@ -92,6 +93,16 @@ std::vector<Config> configs_of_teachers(const Config& config) {
     all.push_back(config_of_teacher(config, i));
   }
   return all;
+}
+
+bool Config::any_teacher_by_bytes() const {
+  const auto by_bytes = [](const TeacherKey& key) {
+    return key.key == "teacher.alignment" && key.value == base::enum_name(Alignment::kBytes);
+  };
+  return teacher.alignment == Alignment::kBytes ||
+      std::any_of(teachers.begin(), teachers.end(), [&](const NamedTeacher& named) {
+           return std::any_of(named.keys.begin(), named.keys.end(), by_bytes);
+         });
 }
 
 std::string text_of_teacher(const Config& config) {

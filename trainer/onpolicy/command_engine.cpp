@@ -16,10 +16,10 @@ std::string server_log(const std::string& folder) {
 
 } // namespace
 
-std::string last_output(const EngineJob& job) {
-  const std::string lines = launch::last_lines(job.log, kShownLines);
-  return lines.empty() ? absl::StrCat("it has printed nothing (", job.log, ")")
-                       : absl::StrCat("its last output (", job.log, "):", lines);
+std::string last_output(const std::string& log) {
+  const std::string lines = launch::last_lines(log, kShownLines);
+  return lines.empty() ? absl::StrCat("it has printed nothing (", log, ")")
+                       : absl::StrCat("its last output (", log, "):", lines);
 }
 
 absl::Status CommandEngine::start_server(const EngineJob& job) {
@@ -74,7 +74,7 @@ absl::StatusOr<bool> CommandEngine::poll() {
     return true;
   }
   return absl::AbortedError(absl::StrCat(
-      "onpolicy.command ended with ", launch::exit_text(*code), " in round ", job_.round, "; ", last_output(job_)));
+      "onpolicy.command ended with ", launch::exit_text(*code), " in round ", job_.round, "; ", last_output(job_.log)));
 }
 
 } // namespace distill::onpolicy

@@ -42,7 +42,7 @@ class CommandEngine : public Engine {
   std::optional<Clock::time_point> failed_at_; // when poll() saw first that the command had failed
 };
 
-// The last lines that an engine printed, for an error.
-std::string last_output(const EngineJob& job);
+// The last lines of a command's log, for an error.
+std::string last_output(const std::string& log);
 
 } // namespace distill::onpolicy

@@ -92,6 +92,26 @@ absl::StatusOr<std::vector<double>> logprobs_of(const Json& object, size_t token
   return logprobs;
 }
 
+// What completion_line() adds for a teacher with a tokenizer of its own. Without it the completion is an engine's.
+absl::Status read_teacher_tokens(const Json& object, Completion& completion) {
+  const Json* left = member(object, "left_off");
+  if (left == nullptr) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(completion.teacher_ids, ids_of(object, "teacher_ids"));
+  for (const auto& [name, count] :
+       {std::pair("characters", &completion.left_off.characters),
+        {"spans", &completion.left_off.spans},
+        {"room", &completion.left_off.room}}) {
+    const Json* value = left->is_object() ? member(*left, name) : nullptr;
+    if (value == nullptr || !value->is_number_unsigned()) {
+      return wrong(absl::StrCat("left_off.", name), "a number of tokens", brief(*left));
+    }
+    *count = value->get<int64_t>();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status check_versions(const Json& object, const CompletionRules& rules, const std::string& name) {
   const Json* version = member(object, "weight_version");
   if (version != nullptr && *version != rules.version) {
@@ -136,6 +156,9 @@ absl::StatusOr<std::pair<int64_t, Completion>> parse(const std::string& line, co
   completion.truncated = *reason == "length";
   ASSIGN_OR_RETURN(completion.logprobs, logprobs_of(object, completion.ids.size()));
   RETURN_IF_ERROR(check_versions(object, rules, rules.requests[static_cast<size_t>(number)].prompt.teacher));
+  if (rules.own_lines) {
+    RETURN_IF_ERROR(read_teacher_tokens(object, completion));
+  }
   return std::pair(number, std::move(completion));
 }
 
@@ -169,6 +192,11 @@ std::string completion_line(const Request& request, const Completion& completion
   line["logprobs"] = completion.logprobs.empty() ? Json() : Json(completion.logprobs);
   line["weight_version"] = version;
   line["teacher"] = request.prompt.teacher.empty() ? Json() : Json(request.prompt.teacher);
+  if (!completion.teacher_ids.empty()) {
+    line["teacher_ids"] = completion.teacher_ids;
+    const LeftOff& left = completion.left_off;
+    line["left_off"] = {{"characters", left.characters}, {"spans", left.spans}, {"room", left.room}};
+  }
   return line.dump() + "\n";
 }
 

@@ -35,13 +35,26 @@ struct Request {
 std::string request_lines(
     const std::vector<const Request*>& requests, const Sampling& sampling, const std::string& version);
 
+// Tokens at the end of a completion that have no counterpart in the teacher's own tokens, and are not learned
+// (teacher_tokens.h).
+struct LeftOff {
+  int64_t characters = 0; // of an incomplete character
+  int64_t spans = 0; // of a truncated completion: whose text the teacher would split in another way if it went on
+  int64_t room = 0; // beyond data.teacher_seq_len
+
+  bool operator==(const LeftOff&) const = default;
+};
+
 struct Completion {
   std::vector<uint32_t> ids; // at least one; with the token that ended the text, if one did
   bool truncated = false; // by its length: what comes next is not known
   std::vector<double> logprobs; // of ids, nats, of the model's own distribution at temperature 1; empty: not known
+  // Of a teacher with a tokenizer of its own: the same text in its tokens; empty: not known yet.
+  std::vector<uint32_t> teacher_ids = {};
+  LeftOff left_off = {}; // from `ids`, once teacher_ids are known
 };
 
-// The line of a completion in the form in which engines write it.
+// The line of a completion in the form in which engines write it; with teacher_ids, with these and left_off, too.
 std::string completion_line(const Request& request, const Completion& completion, const std::string& version);
 
 // What a completion must fulfil.
@@ -52,6 +65,7 @@ struct CompletionRules {
   const data::TokenLimits::Stream& limits; // which of them both models can read
   std::vector<int64_t> end_ids; // tokens that end a text
   std::string version; // of the student's weights
+  bool own_lines = false; // the lines are completion_line()'s: teacher_ids and left_off are read
 };
 
 struct ReadCompletions {

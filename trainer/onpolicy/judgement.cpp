@@ -30,10 +30,11 @@ constexpr double kLeastKl = 2;
 struct Number {
   const char* name;
   double (*of)(const JudgedToken&);
+  bool of_all = false; // known of tokens that are not compared, too
 };
 constexpr Number kNumbers[] = {
-    {"loss", [](const JudgedToken& token) { return token.loss; }},
-    {"logprob", [](const JudgedToken& token) { return token.logprob; }},
+    {"loss", [](const JudgedToken& token) { return token.loss; }, true},
+    {"logprob", [](const JudgedToken& token) { return token.logprob; }, true},
     {"forward_kl", [](const JudgedToken& token) { return token.forward_kl; }},
     {"reverse_kl", [](const JudgedToken& token) { return token.reverse_kl; }},
     {"entropy", [](const JudgedToken& token) { return token.entropy; }},
@@ -43,9 +44,10 @@ constexpr Number kNumbers[] = {
 struct Mean {
   const char* name;
   double PositionMeans::*member;
+  int64_t PositionMeans::*count = &PositionMeans::compared;
 };
 constexpr Mean kMeans[] = {
-    {"loss", &PositionMeans::loss},
+    {"loss", &PositionMeans::loss, &PositionMeans::tokens},
     {"forward_kl", &PositionMeans::forward_kl},
     {"reverse_kl", &PositionMeans::reverse_kl},
     {"entropy", &PositionMeans::entropy},
@@ -62,10 +64,22 @@ Json rounded(double value) {
 void add(PositionMeans& sums, const JudgedToken& token) {
   ++sums.tokens;
   sums.loss += token.loss;
+  if (!token.compared) {
+    return;
+  }
+  ++sums.compared;
   sums.forward_kl += token.forward_kl;
   sums.reverse_kl += token.reverse_kl;
   sums.entropy += token.entropy;
   sums.agreement += token.agrees ? 1 : 0;
+}
+
+// Makes means of sums.
+void divide(PositionMeans& sums) {
+  for (const Mean& mean : kMeans) {
+    const int64_t count = sums.*mean.count;
+    sums.*mean.member = count > 0 ? sums.*mean.member / static_cast<double>(count) : NAN;
+  }
 }
 
 // The means over several stretches; NaN without a token.
@@ -79,19 +93,19 @@ PositionMeans joined(const std::vector<PositionMeans>& positions, const Chosen& 
     all.begin = all.end == 0 ? one.begin : all.begin;
     all.end = one.end;
     all.tokens += one.tokens;
+    all.compared += one.compared;
     for (const Mean& mean : kMeans) {
-      all.*mean.member += one.tokens > 0 ? one.*mean.member * static_cast<double>(one.tokens) : 0;
+      const int64_t count = one.*mean.count;
+      all.*mean.member += count > 0 ? one.*mean.member * static_cast<double>(count) : 0;
     }
   }
-  for (const Mean& mean : kMeans) {
-    all.*mean.member = all.tokens > 0 ? all.*mean.member / static_cast<double>(all.tokens) : NAN;
-  }
+  divide(all);
   return all;
 }
 
 // Whether the teacher agrees much less with the tokens of `later` than with those of `before`.
 bool falls_off(const PositionMeans& before, const PositionMeans& later) {
-  return before.tokens >= kLeastTokens && later.tokens >= kLeastTokens &&
+  return before.compared >= kLeastTokens && later.compared >= kLeastTokens &&
       later.agreement < kMostAgreement * before.agreement && later.reverse_kl > kLeastKl * before.reverse_kl;
 }
 
@@ -149,7 +163,8 @@ absl::StatusOr<Json> completion_json(
   for (const Number& number : kNumbers) {
     Json& values = json[number.name] = Json::array();
     for (int64_t i = 0; i < stored; ++i) {
-      values.push_back(rounded(number.of(judged.tokens[static_cast<size_t>(i)])));
+      const JudgedToken& token = judged.tokens[static_cast<size_t>(i)];
+      values.push_back(number.of_all || token.compared ? rounded(number.of(token)) : Json());
     }
   }
   return json;
@@ -195,9 +210,7 @@ std::vector<PositionMeans> by_position(const std::vector<JudgedCompletion>& comp
     }
   }
   for (PositionMeans& one : positions) {
-    for (const Mean& mean : kMeans) {
-      one.*mean.member = one.tokens > 0 ? one.*mean.member / static_cast<double>(one.tokens) : NAN;
-    }
+    divide(one);
   }
   return positions;
 }
@@ -210,7 +223,7 @@ EarlyAndLate early_and_late(const std::vector<PositionMeans>& positions, int64_t
 
 std::string position_warning(const std::vector<PositionMeans>& positions, int64_t most) {
   for (const PositionMeans& from : positions) {
-    if (4 * from.begin < most || from.tokens == 0) {
+    if (4 * from.begin < most || from.compared == 0) {
       continue;
     }
     const PositionMeans before = joined(positions, [&](const PositionMeans& one) { return one.end <= from.begin; });
@@ -238,6 +251,9 @@ absl::StatusOr<Json> judged_json(
   Json& positions = json["positions"] = Json::array();
   for (const PositionMeans& one : by_position(completions, most)) {
     Json means = {{"begin", one.begin}, {"end", one.end}, {"tokens", one.tokens}};
+    if (one.compared < one.tokens) {
+      means["compared"] = one.compared;
+    }
     for (const Mean& mean : kMeans) {
       means[mean.name] = rounded(one.*mean.member);
     }

@@ -14,13 +14,16 @@
 // by the teacher: judged.json in the round's folder (docs/onpolicy.md).
 namespace distill::onpolicy {
 
-// Divergences and entropies are in nats and over the whole vocabulary, at the temperature of onpolicy_loss.
+// Divergences and entropies are in nats and over the whole vocabulary, at the temperature of onpolicy_loss. With a
+// teacher that has a tokenizer of its own they are over the tokens that both have, and known where `compared`; the loss
+// of a span is that of its first token.
 struct JudgedToken {
   double loss = 0; // that of onpolicy_loss
   double logprob = 0; // of the token under the student, at temperature 1
   double forward_kl = 0, reverse_kl = 0; // KL(teacher || student), KL(student || teacher)
   double entropy = 0; // the student's
   bool agrees = false; // teacher and student have the same most probable token
+  bool compared = true; // whether the two distributions are compared here
 };
 
 struct JudgedCompletion {
@@ -31,7 +34,7 @@ struct JudgedCompletion {
 // Means over the judged tokens at the positions [begin, end) of their completions.
 struct PositionMeans {
   int64_t begin = 0, end = 0;
-  int64_t tokens = 0;
+  int64_t tokens = 0, compared = 0; // all, and those over which all means but the loss are
   double loss = 0, forward_kl = 0, reverse_kl = 0, entropy = 0, agreement = 0; // NaN where there is no token
 };
 

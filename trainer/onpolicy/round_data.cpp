@@ -1,5 +1,7 @@
 #include "trainer/onpolicy/round_data.h"
 
+#include <algorithm>
+
 #include "data/base/status_macros.h"
 #include "data/random.h"
 #include "data/shard_writer.h"
@@ -20,6 +22,7 @@ data::DataOptions round_options(const config::Config& config, const RoundInputs&
   options.limits = inputs.limits;
   options.pin_memory = inputs.pin_memory;
   options.teachers = config.teacher_names();
+  options.alignments = inputs.alignments;
   options.teacher_group = std::max<int64_t>(1, config.data.teacher_sequences);
   options.verify = true;
   return options;
@@ -30,7 +33,26 @@ absl::StatusOr<std::shared_ptr<data::Dataset>> open_set(const data::DataOptions&
   return std::shared_ptr<data::Dataset>(std::move(set));
 }
 
+// A prompt and its completion, in the tokens of one of the models.
+struct Text {
+  std::vector<uint32_t> tokens;
+  std::vector<uint8_t> in_completion;
+
+  Text() = default;
+  Text(const std::vector<uint32_t>& prompt, const std::vector<uint32_t>& completion)
+      : tokens(prompt), in_completion(prompt.size(), 0) {
+    tokens.insert(tokens.end(), completion.begin(), completion.end());
+    in_completion.resize(tokens.size(), 1);
+  }
+};
+
 } // namespace
+
+const data::TextAlignment* RoundInputs::alignment_of(const std::string& teacher) const {
+  const auto number = static_cast<size_t>(std::find(teachers.begin(), teachers.end(), teacher) - teachers.begin());
+  const size_t place = teacher.empty() ? 0 : number;
+  return place < alignments.size() ? alignments[place].get() : nullptr;
+}
 
 absl::StatusOr<std::vector<Request>> round_requests(
     const config::OnPolicySection& config, const data::PromptPool& prompts, int64_t round, int64_t first_prompt,
@@ -65,29 +87,29 @@ absl::Status add_held_out_requests(
 
 absl::Status write_round_shard(
     const std::string& path, const std::vector<Request>& requests, const std::map<int64_t, Completion>& completions,
-    const data::ShardHeader& prompts) {
+    const RoundInputs& inputs, const data::ShardHeader& prompts) {
   data::ShardSpec spec;
   spec.vocab_size = prompts.vocab_size;
   std::copy_n(prompts.tokenizer_hash, spec.tokenizer_hash.size(), spec.tokenizer_hash.begin());
   spec.bos_id = prompts.bos_id;
   spec.eos_id = prompts.eos_id;
   spec.loss_mask = true;
+  for (const auto& alignment : inputs.alignments) {
+    if (alignment != nullptr) {
+      spec.teacher_vocab_size = static_cast<uint64_t>(alignment->teacher_vocab_size());
+      spec.teacher_tokenizer_hash = alignment->teacher_hash();
+    }
+  }
   data::ShardWriter writer(spec);
   for (const auto& [id, completion] : completions) {
     const data::PooledPrompt& prompt = requests[static_cast<size_t>(id)].prompt;
-    const auto text_after = [&](std::vector<uint32_t> tokens, std::vector<uint8_t>& mask) {
-      mask.assign(tokens.size(), 0);
-      tokens.insert(tokens.end(), completion.ids.begin(), completion.ids.end());
-      mask.resize(tokens.size(), 1);
-      return tokens;
-    };
-    std::vector<uint8_t> in_loss, in_completion;
-    const std::vector<uint32_t> tokens = text_after(prompt.ids, in_loss);
-    std::vector<uint32_t> teacher;
+    const Text own(prompt.ids, completion.ids);
+    Text teacher;
     if (!prompt.teacher_ids.empty()) {
-      teacher = text_after(prompt.teacher_ids, in_completion);
+      const bool by_bytes = inputs.alignment_of(prompt.teacher) != nullptr;
+      teacher = Text(prompt.teacher_ids, by_bytes ? completion.teacher_ids : completion.ids);
     }
-    RETURN_IF_ERROR(writer.add(tokens, in_loss, {teacher, in_completion}, prompt.teacher));
+    RETURN_IF_ERROR(writer.add(own.tokens, own.in_completion, {teacher.tokens, teacher.in_completion}, prompt.teacher));
   }
   return writer.write(path);
 }

@@ -8,6 +8,7 @@
 
 #include "data/dataset.h"
 #include "data/prompt_pool.h"
+#include "data/text_alignment.h"
 #include "data/token_text.h"
 #include "trainer/config/config.h"
 #include "trainer/onpolicy/exchange.h"
@@ -22,7 +23,13 @@ struct RoundInputs {
   std::vector<base::Digest> tokenizer_hashes; // as DataOptions::tokenizer_hashes
   std::vector<int64_t> end_ids; // tokens that end a text, ascending
   std::shared_ptr<const data::TokenText> text; // of the student's tokenizer; null: it has none that can be read
+  std::vector<std::string> teachers; // as DataOptions::teachers
+  // As DataOptions::alignments; all of them are of one teacher's tokenizer, since a round is one token shard.
+  std::vector<std::shared_ptr<const data::TextAlignment>> alignments;
   bool pin_memory = false;
+
+  // Of a prompt's teacher (PooledPrompt::teacher); null: it reads the student's tokens.
+  const data::TextAlignment* alignment_of(const std::string& teacher) const;
 };
 
 // The requests of a round, by id: `completions` of them, onpolicy.samples for each prompt from number `first_prompt`
@@ -38,10 +45,10 @@ absl::Status add_held_out_requests(
 
 // Writes prompts and completions as a token shard: a document for each completion, in the order of the ids, with the
 // completion in the loss. After a truncated completion there is no further token, so that nothing is learned about
-// where the text ends.
+// where the text ends. `prompts`: the header of their shards.
 absl::Status write_round_shard(
     const std::string& path, const std::vector<Request>& requests, const std::map<int64_t, Completion>& completions,
-    const data::ShardHeader& prompts);
+    const RoundInputs& inputs, const data::ShardHeader& prompts);
 
 // The data set of a round's folder: at least `sequences` sequences, over which the completions are spread.
 absl::StatusOr<std::shared_ptr<data::Dataset>> open_round_data(

@@ -47,6 +47,11 @@ fs::path free_name(const std::string& path) {
 RoundFolder::RoundFolder(const std::string& run_dir, int64_t number)
     : path_(absl::StrFormat("%s/%s/round-%05d", run_dir, kRoundsFolder, number)) {}
 
+std::string RoundFolder::absolute_file(const char* name) const {
+  std::error_code ignored;
+  return fs::absolute(file(name), ignored).lexically_normal().string();
+}
+
 absl::StatusOr<Json> RoundFolder::read() const {
   const std::string name = file(kRoundFile);
   ASSIGN_OR_RETURN(const std::string text, base::read_text_file(name, kMaxBytes));

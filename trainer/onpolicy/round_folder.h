@@ -17,6 +17,10 @@ inline constexpr const char* kRequestsFile = "requests.jsonl"; // for the engine
 inline constexpr const char* kOutputFile = "output.jsonl"; // the engine's
 inline constexpr const char* kLogFile = "engine.log"; // what the engine prints
 inline constexpr const char* kCompletionsFile = "completions.jsonl"; // those that are good, by id
+// With a teacher that has a tokenizer of its own: what onpolicy.retokenize is asked, writes and prints.
+inline constexpr const char* kRetokenizeFile = "retokenize.jsonl";
+inline constexpr const char* kRetokenizedFile = "retokenized.jsonl";
+inline constexpr const char* kRetokenizeLogFile = "retokenize.log";
 inline constexpr const char* kShardFile = "shard-00000.dtok";
 inline constexpr const char* kHeldOutFolder = "held_out"; // with a kShardFile of its own: held-out prompts
 inline constexpr const char* kJudgedFile = "judged.json"; // what student and teacher say of it (judgement.h)
@@ -37,6 +41,7 @@ class RoundFolder {
   std::string file(const char* name) const {
     return path_ + "/" + name;
   }
+  std::string absolute_file(const char* name) const; // for commands
 
   // Goes on with the folder if it is of this request, and begins it anew otherwise; what was there is then renamed, and
   // `set_aside` says where to. `request`: a JSON object with all that decides what the round is.

@@ -10,6 +10,7 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/onpolicy/command_engine.h"
 #include "trainer/onpolicy/round_stats.h"
+#include "trainer/onpolicy/teacher_tokens.h"
 
 namespace distill::onpolicy {
 namespace {
@@ -42,7 +43,8 @@ RoundWriter::RoundWriter(
       engine_(engine),
       position_(position),
       weights_(std::move(weights)),
-      folder_(config.run.dir, position.number) {}
+      folder_(config.run.dir, position.number),
+      retokenizer_(config, inputs, folder_) {}
 
 Json RoundWriter::make_request() const {
   const config::OnPolicySection& own = config_.onpolicy;
@@ -83,24 +85,29 @@ CompletionRules RoundWriter::rules() const {
 // finds what is good in the two files.
 absl::Status RoundWriter::collect() {
   const std::string kept = folder_.file(kCompletionsFile), output = folder_.file(kOutputFile);
-  const CompletionRules own = rules();
+  CompletionRules own = rules();
+  auto fresh = read_completions(output, own);
+  own.own_lines = true;
   if (auto read = read_completions(kept, own); read.ok()) {
     completions_ = std::move(read->completions);
   }
-  auto fresh = read_completions(output, own);
   if (!fresh.ok()) {
     return absl::OkStatus(); // the engine has written nothing
   }
   bad_ = std::move(fresh->bad);
   completions_.merge(std::move(fresh->completions));
+  RETURN_IF_ERROR(keep_completions());
+  std::error_code ignored;
+  std::filesystem::remove(output, ignored);
+  return absl::OkStatus();
+}
+
+absl::Status RoundWriter::keep_completions() const {
   std::string lines;
   for (const auto& [id, completion] : completions_) {
     lines += completion_line(requests_[static_cast<size_t>(id)], completion, weights_.version);
   }
-  RETURN_IF_ERROR(base::replace_file(kept, lines));
-  std::error_code ignored;
-  std::filesystem::remove(output, ignored);
-  return absl::OkStatus();
+  return base::replace_file(folder_.file(kCompletionsFile), lines);
 }
 
 absl::Status RoundWriter::begin(const RoundHooks& hooks) {
@@ -130,7 +137,7 @@ absl::Status RoundWriter::begin(const RoundHooks& hooks) {
     hooks.message(absl::StrFormat(
         "round %d: %d of %d completions are there already", position_.number, completions_.size(), requests_.size()));
   }
-  return completions_.size() < requests_.size() ? start_engine() : absl::OkStatus();
+  return completions_.size() < requests_.size() ? start_engine() : start_retokenizer();
 }
 
 absl::Status RoundWriter::start_engine() {
@@ -142,35 +149,62 @@ absl::Status RoundWriter::start_engine() {
   }
   const config::OnPolicySection& own = config_.onpolicy;
   const Sampling sampling{own.max_new_tokens, own.temperature, own.top_p, own.stop, inputs_.end_ids};
-  std::error_code ignored;
-  const auto absolute = [&](const char* name) {
-    return std::filesystem::absolute(folder_.file(name), ignored).lexically_normal().string();
-  };
+  const auto absolute = [&](const char* name) { return folder_.absolute_file(name); };
   job_ = {position_.number,        weights_.folder,       weights_.version,
           absolute(kRequestsFile), absolute(kOutputFile), absolute(kLogFile)};
   RETURN_IF_ERROR(base::replace_file(job_.requests, request_lines(missing, sampling, weights_.version)));
   started_ = Clock::now();
   RETURN_IF_ERROR(engine_.start(job_));
-  running_ = true;
+  running_ = Running::kEngine;
+  return absl::OkStatus();
+}
+
+absl::Status RoundWriter::start_retokenizer() {
+  ASSIGN_OR_RETURN(const bool started, retokenizer_.start(requests_, completions_, position_.number));
+  running_ = started ? Running::kRetokenizer : Running::kNothing;
   return absl::OkStatus();
 }
 
 absl::StatusOr<bool> RoundWriter::ended() {
-  if (!running_) {
-    return true;
+  if (running_ == Running::kEngine) {
+    ASSIGN_OR_RETURN(const bool done, engine_ended());
+    if (!done) {
+      return false;
+    }
   }
+  return running_ == Running::kRetokenizer ? retokenizer_ended() : absl::StatusOr<bool>(true);
+}
+
+absl::StatusOr<bool> RoundWriter::engine_ended() {
   ASSIGN_OR_RETURN(const bool done, engine_.poll());
   if (!done && seconds_since(started_) > static_cast<double>(config_.onpolicy.timeout_s)) {
     engine_.stop();
     return absl::DeadlineExceededError(absl::StrFormat(
         "onpolicy.timeout_s: the engine has not ended within %d s in round %d, and was killed; %s",
-        config_.onpolicy.timeout_s, position_.number, last_output(job_)));
+        config_.onpolicy.timeout_s, position_.number, last_output(job_.log)));
   }
   if (done) {
-    running_ = false;
+    running_ = Running::kNothing;
     engine_seconds_ = seconds_since(started_);
+    RETURN_IF_ERROR(collect());
+    RETURN_IF_ERROR(start_retokenizer());
   }
   return done;
+}
+
+absl::StatusOr<bool> RoundWriter::retokenizer_ended() {
+  ASSIGN_OR_RETURN(const bool done, retokenizer_.poll());
+  if (done) {
+    running_ = Running::kNothing;
+    RETURN_IF_ERROR(retokenizer_.finish(requests_, completions_, bad_));
+    RETURN_IF_ERROR(keep_completions());
+  }
+  return done;
+}
+
+void RoundWriter::stop() {
+  engine_.stop();
+  retokenizer_.stop();
 }
 
 // Adds a line for the completions that are missing without a bad line of their own.
@@ -208,7 +242,26 @@ absl::Status RoundWriter::write_held_out(Json& result, const RoundHooks& hooks) 
     return absl::InternalError(absl::StrCat(folder, ": cannot create: ", error.message()));
   }
   result[kHeldOutKey] = stats_json(round_stats(held_out_));
-  return write_round_shard(absl::StrCat(folder, "/", kShardFile), requests_, held_out_, inputs_.held_out->header());
+  return write_round_shard(
+      absl::StrCat(folder, "/", kShardFile), requests_, held_out_, inputs_, inputs_.held_out->header());
+}
+
+// The tokens that are left off at the ends of the completions that are trained on, for the result; also for the log.
+Json RoundWriter::add_left_off(const RoundHooks& hooks) const {
+  const LeftOff left = sum_left_off(completions_);
+  if (left != LeftOff{}) {
+    hooks.message(absl::StrFormat(
+        "round %d: left off at the ends of completions: %d tokens of incomplete characters, %d of a truncated text's last "
+        "word, %d for which data.teacher_seq_len has no room",
+        position_.number, left.characters, left.spans, left.room));
+  }
+  if (left.room > 0) {
+    hooks.warning(absl::StrFormat(
+        "round %d: %d tokens at the ends of completions are not learned, since the teacher's tokens of the same texts do "
+        "not fit: raise data.teacher_seq_len, %d, or lower onpolicy.max_new_tokens",
+        position_.number, left.room, config_.data.teacher_length()));
+  }
+  return {{"characters", left.characters}, {"spans", left.spans}, {"room", left.room}};
 }
 
 absl::Status RoundWriter::finish(const RoundHooks& hooks) {
@@ -216,7 +269,6 @@ absl::Status RoundWriter::finish(const RoundHooks& hooks) {
     take_held_out();
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(collect());
   const size_t wanted = requests_.size(), missing = wanted - completions_.size();
   check_missing();
   take_held_out();
@@ -225,24 +277,33 @@ absl::Status RoundWriter::finish(const RoundHooks& hooks) {
   if (static_cast<double>(missing) > config_.onpolicy.max_bad * static_cast<double>(wanted) || completions_.empty()) {
     return absl::AbortedError(absl::StrCat(
         counts, ", more than onpolicy.max_bad, ", config_.onpolicy.max_bad, ":", first_problems(bad_),
-        "\nthe engine: ", last_output(job_)));
+        "\nthe engine: ", last_output(job_.log)));
   }
   if (missing > 0) {
     hooks.warning(absl::StrCat(counts, ", and are left out:", first_problems(bad_)));
   }
   const Clock::time_point began = Clock::now();
-  RETURN_IF_ERROR(write_round_shard(folder_.file(kShardFile), requests_, completions_, inputs_.prompts->header()));
+  RETURN_IF_ERROR(
+      write_round_shard(folder_.file(kShardFile), requests_, completions_, inputs_, inputs_.prompts->header()));
   const double shard_seconds = seconds_since(began);
   const RoundStats stats = round_stats(completions_);
   Json result = stats_json(stats);
   result["left_out"] = missing;
+  const bool by_bytes = config_.any_teacher_by_bytes();
+  if (by_bytes) {
+    result["left_off"] = add_left_off(hooks);
+  }
   RETURN_IF_ERROR(write_held_out(result, hooks));
   result[kSecondsKey] = {{"weights", weights_.seconds}, {"engine", engine_seconds_}, {"shard", shard_seconds}};
+  if (by_bytes) {
+    result[kSecondsKey]["retokenize"] = retokenizer_.seconds();
+  }
   RETURN_IF_ERROR(folder_.complete(request_, result));
   const std::string round = absl::StrFormat("round %d: ", position_.number);
   hooks.message(absl::StrFormat(
-      "%s%s, by the weights %s (%.1f s to write them, %.1f s for the engine, %.1f s for the shard)", round,
-      stats_line(stats), weights_.version, weights_.seconds, engine_seconds_, shard_seconds));
+      "%s%s, by the weights %s (%.1f s to write them, %.1f s for the engine, %s%.1f s for the shard)", round,
+      stats_line(stats), weights_.version, weights_.seconds, engine_seconds_,
+      by_bytes ? absl::StrFormat("%.1f s for the teacher's tokens, ", retokenizer_.seconds()) : "", shard_seconds));
   for (const std::string& warning : stats_warnings(stats)) {
     hooks.warning(round + warning);
   }

@@ -10,6 +10,7 @@
 
 #include "trainer/checkpoint/state.h"
 #include "trainer/onpolicy/engine.h"
+#include "trainer/onpolicy/retokenizer.h"
 #include "trainer/onpolicy/round_data.h"
 #include "trainer/onpolicy/round_folder.h"
 #include "trainer/onpolicy/student_weights.h"
@@ -26,7 +27,8 @@ struct RoundHooks {
   std::function<void(const std::string&)> message, warning; // lines for the log
 };
 
-// One round that is being written, on rank 0: its folder, what is still missing, the engine's job, the token shard.
+// One round that is being written, on rank 0: its folder, what is still missing, the engine's job, the teacher's tokens
+// of what it has written, the token shard.
 class RoundWriter {
  public:
   // All but the position and the weights outlive this. `engine` has no other job meanwhile.
@@ -37,9 +39,12 @@ class RoundWriter {
   // Goes on with the round's folder if it is of the same request, keeps its good completions, and lets the engine write
   // the others.
   absl::Status begin(const RoundHooks& hooks);
-  // Whether the engine has ended. DeadlineExceeded: it takes longer than onpolicy.timeout_s, and was killed.
+  // Whether all commands have ended; when the engine has, onpolicy.retokenize is started, if the round needs it.
+  // DeadlineExceeded: one takes longer than onpolicy.timeout_s, and was killed.
   absl::StatusOr<bool> ended();
-  // Call when the engine has ended: checks the completions and completes the round.
+  // Ends the commands; what they have written stays as it is.
+  void stop();
+  // Call when all have ended: checks the completions and completes the round.
   absl::Status finish(const RoundHooks& hooks);
 
   // Those that are trained on. Call after finish().
@@ -51,7 +56,12 @@ class RoundWriter {
   nlohmann::ordered_json make_request() const;
   CompletionRules rules() const;
   absl::Status collect();
+  absl::Status keep_completions() const;
   absl::Status start_engine();
+  absl::Status start_retokenizer();
+  absl::StatusOr<bool> engine_ended();
+  absl::StatusOr<bool> retokenizer_ended();
+  nlohmann::ordered_json add_left_off(const RoundHooks& hooks) const;
   void check_missing();
   int64_t training_completions() const {
     return position_.prompts * config_.onpolicy.samples;
@@ -71,10 +81,16 @@ class RoundWriter {
   std::map<int64_t, Completion> held_out_; // those of held-out prompts, from finish() on
   std::vector<std::string> bad_; // lines of the engine that are not used, and why
   bool complete_ = false; // an earlier process has finished it
-  bool running_ = false; // the engine writes
+  enum class Running {
+    kNothing,
+    kEngine,
+    kRetokenizer
+  };
+  Running running_ = Running::kNothing;
   EngineJob job_;
   std::chrono::steady_clock::time_point started_; // of the engine
   double engine_seconds_ = 0;
+  Retokenizer retokenizer_;
 };
 
 } // namespace distill::onpolicy

@@ -94,6 +94,7 @@ absl::Status Rounds::start(const checkpoint::RoundPosition& position, int64_t st
   absl::Status status = hooks.before_engine();
   RETURN_IF_ERROR(sharding::agree(mesh_, status));
   if (mesh_.is_main()) {
+    written_ = false;
     writer_ = std::make_unique<RoundWriter>(config_, inputs_, *engine_, position, weights_);
     status = writer_->begin(hooks);
   }
@@ -106,7 +107,8 @@ absl::Status Rounds::start(const checkpoint::RoundPosition& position, int64_t st
 // that no collective waits for the engine.
 absl::StatusOr<bool> Rounds::wait(const RoundHooks& hooks) {
   while (true) {
-    const absl::StatusOr<bool> ended = mesh_.is_main() ? writer_->ended() : absl::StatusOr<bool>(false);
+    poll();
+    const absl::StatusOr<bool>& ended = written_;
     enum : int64_t {
       kStop,
       kEnded,
@@ -118,8 +120,8 @@ absl::StatusOr<bool> Rounds::wait(const RoundHooks& hooks) {
       mesh_.host->all_reduce(at::from_blob(ranks, {kCount}, at::kLong));
     }
     if (ranks[kStop] > 0) {
-      if (engine_ != nullptr) {
-        engine_->stop();
+      if (writer_ != nullptr) {
+        writer_->stop();
       }
       return false;
     }

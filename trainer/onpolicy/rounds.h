@@ -48,6 +48,11 @@ class Rounds {
   // attempt.
   absl::StatusOr<std::optional<Round>> write(
       const checkpoint::RoundPosition& last, int64_t step, const RoundHooks& hooks);
+  // Between two steps, with onpolicy.staleness 1: lets the round that is written meanwhile go on to its next command.
+  // What fails is an error of the write() that waits for it.
+  void poll() {
+    written_ = written_.ok() && !*written_ && writer_ != nullptr ? writer_->ended() : written_;
+  }
   // On rank 0: stores what student and teacher say of a round that write() has returned, merges `more` into its result,
   // and returns that.
   absl::StatusOr<nlohmann::ordered_json> judge(
@@ -85,6 +90,7 @@ class Rounds {
   std::optional<checkpoint::RoundPosition> begun_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<RoundWriter> writer_; // after the engine, which it uses
+  absl::StatusOr<bool> written_ = false; // of this writer: ended(), as far as it was asked
 };
 
 } // namespace distill::onpolicy

@@ -4,6 +4,7 @@
 const ROUND_PARTS = [
   ["weights", "writing the weights"],
   ["engine", "the engine"],
+  ["retokenize", "the teacher's tokens"],
   ["shard", "the token shard"],
   ["check", "the check"],
   ["train", "the steps"],
@@ -95,7 +96,8 @@ function token_span(completion, i, name) {
   const known = completion.texts?.[i];
   const lines = [`token ${i}, id ${completion.ids[i]}`,
     ...Object.entries(TOKEN_NUMBERS).map(([key, { title }]) => `${title}: ${value_text(completion[key][i], "")}`),
-    completion.agrees[i] ? "the teacher's most probable token is the student's, too" : "the teacher's most probable token is another one"];
+    !is_number(completion.agrees[i]) ? "the distributions are not compared here: the teacher's tokens end elsewhere"
+      : completion.agrees[i] ? "the teacher's most probable token is the student's, too" : "the teacher's most probable token is another one"];
   return element("span", {
     class: `token${known ? "" : " id"}`, title: lines.join("\n"), "data-share": share.toFixed(3),
     style: `background: color-mix(in srgb, var(--bad) ${(70 * share).toFixed(1)}%, transparent)`,

@@ -251,7 +251,7 @@ absl::StatusOr<Inputs> open_inputs(
   if (purpose == config::Purpose::kTrain) {
     inputs.train_data = open(config.train_sets(), /*once=*/false);
     if (config.onpolicy.enabled()) {
-      inputs.onpolicy = problems.take(open_onpolicy_inputs(config, tokenizers.hashes, limits, pin_memory));
+      inputs.onpolicy = problems.take(open_onpolicy_inputs(config, tokenizers.hashes, limits, alignments, pin_memory));
     }
     if (inputs.train_data) {
       problems.add(check_schedule(config, *inputs.train_data));

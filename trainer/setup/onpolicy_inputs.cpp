@@ -12,10 +12,29 @@ namespace distill::trainer {
 
 namespace {
 
+using Alignments = std::vector<std::shared_ptr<const data::TextAlignment>>;
+
+// A round is one token shard, whose texts of the teacher's own have the ids of one tokenizer.
+absl::Status check_alignments(const Alignments& alignments) {
+  const data::TextAlignment* first = nullptr;
+  for (const auto& alignment : alignments) {
+    if (alignment == nullptr) {
+      continue;
+    }
+    if (first != nullptr && first->teacher_hash() != alignment->teacher_hash()) {
+      return absl::UnimplementedError(absl::StrCat(
+          "onpolicy: expected teachers with teacher.alignment: bytes of one tokenizer, found two: ",
+          first->teacher_path(), " and ", alignment->teacher_path()));
+    }
+    first = alignment.get();
+  }
+  return absl::OkStatus();
+}
+
 // Opens the prompts of a key.
 absl::StatusOr<std::unique_ptr<data::PromptPool>> open_prompts(
     const config::Config& config, const std::vector<config::DataSet>& sets, const char* key,
-    const std::vector<base::Digest>& tokenizers) {
+    const std::vector<base::Digest>& tokenizers, const Alignments& alignments) {
   const config::OnPolicySection& own = config.onpolicy;
   data::PromptPoolOptions options;
   for (const config::DataSet& set : sets) {
@@ -25,6 +44,7 @@ absl::StatusOr<std::unique_ptr<data::PromptPool>> open_prompts(
   options.teacher_room = config.data.teacher_length() - own.max_new_tokens;
   options.seed = own.seed;
   options.teachers = config.teacher_names();
+  options.alignments = alignments;
   auto pool = data::PromptPool::open(options);
   if (!pool.ok()) {
     return absl::Status(
@@ -48,14 +68,17 @@ absl::StatusOr<std::unique_ptr<data::PromptPool>> open_prompts(
 
 absl::StatusOr<onpolicy::RoundInputs> open_onpolicy_inputs(
     const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
-    bool pin_memory) {
+    const Alignments& alignments, bool pin_memory) {
   const config::OnPolicySection& own = config.onpolicy;
+  RETURN_IF_ERROR(check_alignments(alignments));
   ASSIGN_OR_RETURN(
-      std::unique_ptr<data::PromptPool> pool, open_prompts(config, own.prompts, "onpolicy.prompts", tokenizers));
+      std::unique_ptr<data::PromptPool> pool,
+      open_prompts(config, own.prompts, "onpolicy.prompts", tokenizers, alignments));
   const data::ShardHeader& header = pool->header();
   onpolicy::RoundInputs inputs;
   if (!own.eval_prompts.empty()) {
-    ASSIGN_OR_RETURN(inputs.held_out, open_prompts(config, own.eval_prompts, "onpolicy.eval_prompts", tokenizers));
+    ASSIGN_OR_RETURN(
+        inputs.held_out, open_prompts(config, own.eval_prompts, "onpolicy.eval_prompts", tokenizers, alignments));
   }
   ASSIGN_OR_RETURN(inputs.end_ids, hf::end_of_text_ids(config.student.path));
   if (header.eos_id >= 0) {
@@ -79,6 +102,8 @@ absl::StatusOr<onpolicy::RoundInputs> open_onpolicy_inputs(
   own_limits.absent = std::move(all);
   own_limits.masked.clear();
   inputs.tokenizer_hashes = tokenizers;
+  inputs.teachers = config.teacher_names();
+  inputs.alignments = alignments;
   inputs.pin_memory = pin_memory;
   return inputs;
 }

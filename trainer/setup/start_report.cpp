@@ -10,23 +10,6 @@
 namespace distill::trainer {
 namespace {
 
-void add_alignment_lines(const char* name, const data::AlignmentStats& found, std::vector<std::string>& lines) {
-  const auto tokens = static_cast<double>(std::max<int64_t>(1, found.tokens));
-  lines.push_back(absl::StrFormat(
-      "%s: of %d documents, %d tokens of the student's and %d of the teacher's in the loss: both have a boundary at %.1f%% "
-      "of the student's; %.1f%% are in %d spans, which the teacher splits in another way",
-      name, found.documents, found.tokens, found.teacher_tokens, 100 * static_cast<double>(found.pieces) / tokens,
-      100 * static_cast<double>(found.span_tokens) / tokens, found.spans));
-  for (const auto& [whose, passed] :
-       {std::pair("student", &found.student_passed), std::pair("teacher", &found.teacher_passed)}) {
-    for (const auto& [text, count] : *passed) {
-      lines.push_back(absl::StrFormat(
-          "%s: %d special tokens \"%s\" of the %s's have no partner, and are compared with nothing (teacher.token_pairs)",
-          name, count, absl::Utf8SafeCEscape(text), whose));
-    }
-  }
-}
-
 void add_data_lines(const char* name, const data::Dataset& data, std::vector<std::string>& lines) {
   for (const data::SourceStats& stats : data.stats()) {
     const auto percent = [&stats](int64_t padding, int64_t seq_len) {
@@ -49,12 +32,32 @@ void add_data_lines(const char* name, const data::Dataset& data, std::vector<std
           stats.cut_documents, stats.left_out_documents));
     }
     if (stats.alignment) {
-      add_alignment_lines(name, *stats.alignment, lines);
+      const std::vector<std::string> more = alignment_lines(name, *stats.alignment);
+      lines.insert(lines.end(), more.begin(), more.end());
     }
   }
 }
 
 } // namespace
+
+std::vector<std::string> alignment_lines(const std::string& name, const data::AlignmentStats& found) {
+  std::vector<std::string> lines;
+  const auto tokens = static_cast<double>(std::max<int64_t>(1, found.tokens));
+  lines.push_back(absl::StrFormat(
+      "%s: of %d documents, %d tokens of the student's and %d of the teacher's in the loss: both have a boundary at %.1f%% "
+      "of the student's; %.1f%% are in %d spans, which the teacher splits in another way",
+      name, found.documents, found.tokens, found.teacher_tokens, 100 * static_cast<double>(found.pieces) / tokens,
+      100 * static_cast<double>(found.span_tokens) / tokens, found.spans));
+  for (const auto& [whose, passed] :
+       {std::pair("student", &found.student_passed), std::pair("teacher", &found.teacher_passed)}) {
+    for (const auto& [text, count] : *passed) {
+      lines.push_back(absl::StrFormat(
+          "%s: %d special tokens \"%s\" of the %s's have no partner, and are compared with nothing (teacher.token_pairs)",
+          name, count, absl::Utf8SafeCEscape(text), whose));
+    }
+  }
+  return lines;
+}
 
 std::vector<std::string> start_report(
     const config::Config& config, const Environment& environment, const Inputs& inputs) {

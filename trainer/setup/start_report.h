@@ -12,4 +12,8 @@ namespace distill::trainer {
 std::vector<std::string> start_report(
     const config::Config& config, const Environment& environment, const Inputs& inputs);
 
+// Lines about how the completions of some documents, which `name` says, are split by a teacher with a tokenizer of its
+// own, and about special tokens that have no partner.
+std::vector<std::string> alignment_lines(const std::string& name, const data::AlignmentStats& found);
+
 } // namespace distill::trainer

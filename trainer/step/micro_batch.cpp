@@ -57,12 +57,14 @@ MicroBatchRunner::MicroBatchRunner(
          teachers[i].spec.vocabulary().columns,
          teachers[i].spec.exists() ? rows_if_beyond(configs[i], teachers[i].spec.model().config) : 0,
          configs[i].spans,
+         configs[i].onpolicy_spans,
          {},
          {}});
     const Vocabulary& vocabulary = teachers[i].spec.vocabulary();
     const auto biases = [&](const sharding::ModelShards& model) {
       const auto options = at::TensorOptions().dtype(model.options().compute_dtype).device(model.options().device);
-      return excluding_biases(vocabulary.excluded, model.config().vocab_size, configs[i].loss.temperature, options);
+      const double hottest = std::max(configs[i].loss.temperature, configs[i].onpolicy_loss.temperature);
+      return excluding_biases(vocabulary.excluded, model.config().vocab_size, hottest, options);
     };
     if (vocabulary.aligned) {
       teachers_.back().bias_V = biases(student);
@@ -90,14 +92,16 @@ std::vector<Prediction> MicroBatchRunner::predict(const data::Batch& batch, cons
 }
 
 at::Tensor MicroBatchRunner::run_head(
-    OwnLoss& own, std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
-    losses::LinearHeadGrads* grads, at::Tensor sums_M) {
+    const data::Batch& batch, std::vector<Prediction> predictions, at::Tensor hidden_NH,
+    const losses::LossOptions& loss, losses::LinearHeadGrads* grads, at::Tensor sums_M) {
+  OwnLoss& own = of_batch(batch);
   at::Tensor weight_VH = sharding::lm_head(student_);
   const device::LabelScope label(device::Category::kHead);
   at::Tensor metrics_MN;
   if (predictions.front().aligned) {
     AlignedResult result = run_aligned_head(
-        predictions.front(), hidden_NH, weight_VH, {loss, own.spans, own.bias_V, own.teacher_bias_V}, config_.chunks,
+        predictions.front(), hidden_NH, weight_VH,
+        {loss, batch.on_policy ? own.onpolicy_spans : own.spans, own.bias_V, own.teacher_bias_V}, config_.chunks,
         grads);
     metrics_MN = std::move(result.metrics_MN);
     sums_M.narrow(0, losses::kNumTokenMetrics, metrics::kNumAlignmentSums).add_(result.alignment_A);
@@ -132,7 +136,7 @@ at::Tensor MicroBatchRunner::head_with_gradients(
   }
   grads.grad_scale = sums.scale;
   run_head(
-      of_batch(batch), std::move(predictions), std::move(hidden_NH), loss_of_batch(batch), &grads,
+      batch, std::move(predictions), std::move(hidden_NH), loss_of_batch(batch), &grads,
       sums.metrics_TM[batch.teacher_number]);
   return std::move(grads.hidden_NH); // `grads` holds a view of the head's gradient, which must not outlive this
 }
@@ -207,7 +211,7 @@ void MicroBatchRunner::evaluate(const data::Batch& batch, at::Tensor& sums_TM, a
     dropped.emplace_back(own.dropped_mass.log_sum(head, own.loss.teacher_softcap), head.targets_N);
   }
   const at::Tensor metrics_MN = run_head(
-      own, std::move(predictions), std::move(hidden_NH), evaluated(loss_of_batch(batch)),
+      batch, std::move(predictions), std::move(hidden_NH), evaluated(loss_of_batch(batch)),
       /*grads=*/nullptr, sums_TM[batch.teacher_number]);
   int64_t begin = 0;
   for (const auto& [log_sum_N, targets_N] : dropped) {

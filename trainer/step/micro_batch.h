@@ -94,7 +94,7 @@ class MicroBatchRunner {
     losses::ColumnRanges columns; // Vocabulary::columns
     int64_t rows = 0; // rows_if_beyond()
     // Of a teacher with a tokenizer of its own.
-    losses::SpanOptions spans;
+    losses::SpanOptions spans, onpolicy_spans;
     at::Tensor bias_V, teacher_bias_V; // AlignedLoss
   };
   OwnLoss& of_batch(const data::Batch& batch) {
@@ -108,8 +108,8 @@ class MicroBatchRunner {
   // The loss head over each prediction's tokens, of the student's hidden states [N, H], whose numbers are added to the
   // sums_M of its teacher. Returns metrics_MN of all tokens.
   at::Tensor run_head(
-      OwnLoss& own, std::vector<Prediction> predictions, at::Tensor hidden_NH, const losses::LossOptions& loss,
-      losses::LinearHeadGrads* grads, at::Tensor sums_M);
+      const data::Batch& batch, std::vector<Prediction> predictions, at::Tensor hidden_NH,
+      const losses::LossOptions& loss, losses::LinearHeadGrads* grads, at::Tensor sums_M);
   // The head with gradients: adds to the sums and to the lm_head's gradient, and returns the gradient of the hidden
   // states.
   at::Tensor head_with_gradients(

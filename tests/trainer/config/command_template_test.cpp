@@ -13,10 +13,13 @@ TEST(CommandTemplate, PlaceholdersAreReplacedByQuotedValues) {
 }
 
 TEST(CommandTemplate, UnknownOnesAndSingleBracesAreFound) {
-  EXPECT_EQ(unknown_placeholder("{model} {prompts} {output} {round} {version} {{x}}"), std::nullopt);
-  EXPECT_EQ(unknown_placeholder("a {modle} {x}"), "{modle}");
-  EXPECT_EQ(unknown_placeholder("a {model"), "{model");
-  EXPECT_EQ(unknown_placeholder("a } b"), "} b");
+  const auto unknown = [](const std::string& command) { return unknown_placeholder(command, kCommandPlaceholders); };
+  EXPECT_EQ(unknown("{model} {prompts} {output} {round} {version} {{x}}"), std::nullopt);
+  EXPECT_EQ(unknown("a {modle} {x}"), "{modle}");
+  EXPECT_EQ(unknown("a {model"), "{model");
+  EXPECT_EQ(unknown("a } b"), "} b");
+  EXPECT_EQ(unknown_placeholder("{model} {prompts}", kServerPlaceholders), "{prompts}");
+  EXPECT_EQ(placeholder_text(kRetokenizePlaceholders), "{completions}, {output}");
   EXPECT_TRUE(has_placeholder("a {output}", "output"));
   EXPECT_FALSE(has_placeholder("a {{output}}", "output"));
 }

@@ -23,9 +23,9 @@ TEST(Configs, EveryExampleReadsAndKeepsTheRules) {
   EXPECT_THAT(
       names,
       ::testing::UnorderedElementsAre(
-          "quickstart", "onpolicy", "onpolicy_vllm", "llama8b", "llama1b", "llama1b_cached", "qwen3", "qwen35",
-          "qwen3_from_llama3", "qwen3_from_qwen2_5", "qwen3_4b_from_30b_a3b", "self_distillation", "lora",
-          "lora_float8", "lora_teacher", "several_teachers"));
+          "quickstart", "onpolicy", "onpolicy_vllm", "onpolicy_qwen3_from_llama3", "llama8b", "llama1b",
+          "llama1b_cached", "qwen3", "qwen35", "qwen3_from_llama3", "qwen3_from_qwen2_5", "qwen3_4b_from_30b_a3b",
+          "self_distillation", "lora", "lora_float8", "lora_teacher", "several_teachers"));
 }
 
 } // namespace

@@ -47,6 +47,22 @@ class ExchangeTest : public data::testing::FolderTest {
   data::TokenLimits::Stream limits_;
 };
 
+TEST_F(ExchangeTest, TheTeachersTokensAreReadInOwnLinesAlone) {
+  Completion known{{9, 4}, true, {}};
+  known.teacher_ids = {70, 3000, 2};
+  known.left_off = {1, 2, 3};
+  const std::string file = write("completions.jsonl", completion_line(requests_[1], known, "step-1-ab"));
+  CompletionRules own = rules();
+  const auto engine = read_completions(file, own);
+  own.own_lines = true;
+  const auto kept = read_completions(file, own);
+  ASSERT_TRUE(engine.ok() && kept.ok());
+  EXPECT_THAT(engine->completions.at(1).teacher_ids, IsEmpty());
+  EXPECT_EQ(engine->completions.at(1).left_off, LeftOff{});
+  EXPECT_EQ(kept->completions.at(1).teacher_ids, known.teacher_ids);
+  EXPECT_EQ(kept->completions.at(1).left_off, known.left_off);
+}
+
 TEST_F(ExchangeTest, WhatIsWrittenIsReadBack) {
   const Completion whole{{9, 4, 2}, false, {-1, -0.5, 0}}, cut{{9, 9, 9, 9}, true, {}};
   const ReadCompletions done =

@@ -42,6 +42,21 @@ TEST(Judgement, TokensAreCountedByTheirPositionInTheCompletion) {
   EXPECT_TRUE(std::isnan(late.agreement));
 }
 
+TEST(Judgement, WhatIsNotComparedCountsInTheLossAlone) {
+  JudgedCompletion judged = completion(0, 4, 2);
+  judged.tokens[1].compared = judged.tokens[3].compared = false;
+  const auto positions = by_position({judged}, /*most=*/64);
+  ASSERT_EQ(positions.size(), 1U);
+  EXPECT_EQ(positions[0].tokens, 4);
+  EXPECT_EQ(positions[0].compared, 2);
+  EXPECT_DOUBLE_EQ(positions[0].loss, (2 * 0.25 + 2 * 2.0) / 4);
+  EXPECT_DOUBLE_EQ(positions[0].reverse_kl, (0.25 + 2.0) / 2);
+  EXPECT_DOUBLE_EQ(positions[0].agreement, 0.5);
+  const EarlyAndLate sums = early_and_late(positions, 64);
+  EXPECT_DOUBLE_EQ(sums.early.loss, positions[0].loss);
+  EXPECT_DOUBLE_EQ(sums.early.reverse_kl, positions[0].reverse_kl);
+}
+
 TEST(Judgement, FewPositionsAreStretchesOfTheirOwn) {
   const auto positions = by_position({completion(0, 3, 1)}, /*most=*/3);
   ASSERT_EQ(positions.size(), 3U);

@@ -52,7 +52,7 @@ TEST_F(RoundDataTest, EveryCompletionHasItsSeedAndEachPromptItsSamples) {
 TEST_F(RoundDataTest, TheShardHasTheCompletionsInTheLossAndNothingElse) {
   const std::vector<Request> round = requests(0, 0, 3);
   const std::map<int64_t, Completion> completions{{0, {{50, 0}, false, {}}}, {2, {{60, 61, 62}, true, {}}}};
-  ASSERT_TRUE(write_round_shard(path("round.dtok"), round, completions, inputs_.prompts->header()).ok());
+  ASSERT_TRUE(write_round_shard(path("round.dtok"), round, completions, inputs_, inputs_.prompts->header()).ok());
   const auto shard = data::Shard::open(path("round.dtok"));
   ASSERT_TRUE(shard.ok()) << shard.status();
   ASSERT_EQ(shard->documents(), 2);
@@ -78,7 +78,7 @@ TEST_F(RoundDataTest, ARoundIsReadInItsSequencesEachCompletionOnce) {
   for (int64_t id = 0; id < 5; ++id) {
     completions[id] = {{static_cast<uint32_t>(100 + id), 0}, false, {}};
   }
-  ASSERT_TRUE(write_round_shard(path("round.dtok"), round, completions, inputs_.prompts->header()).ok());
+  ASSERT_TRUE(write_round_shard(path("round.dtok"), round, completions, inputs_, inputs_.prompts->header()).ok());
   const auto data = open_round_data(config_, inputs_, path("round.dtok"), 0, /*sequences=*/4);
   ASSERT_TRUE(data.ok()) << data.status();
   EXPECT_EQ((*data)->num_samples(), 4);

@@ -19,6 +19,9 @@ struct Stretch {
   int64_t begin = 0; // first token, within the document
   int64_t tokens = 0;
   int64_t at = 0; // position of the first token in the flattened batch
+  // Of a teacher with a tokenizer of its own, which reads the document's other text from its first token on: how many
+  // tokens of it, and the position of the first one in the flattened tokens of the teacher. Otherwise 0.
+  int64_t teacher_tokens = 0, teacher_at = 0;
 };
 
 // Where student and teacher write the same text in tokens of other tokenizers (TextAlignment): the pieces of the
@@ -63,7 +66,8 @@ struct Batch {
   std::optional<TeacherBatch> teacher; // with a teacher stream; else the teacher reads the same tokens
   std::vector<Stretch> stretches; // in order; without padding
   // uint8 [N, bytes of a row]: the row that the data set's TeacherRows hold for each token with a target; the other
-  // rows have any content. Undefined tensor: the data set has no TeacherRows, or these lack some token.
+  // rows have any content. Of a teacher with a tokenizer of its own, N are its tokens. Undefined tensor: the data set
+  // has no TeacherRows, or these lack some token.
   at::Tensor teacher_rows_NW;
 };
 

@@ -315,7 +315,9 @@ Stretch Dataset::stretch_of(
   if (piece.both_texts()) {
     const TextLengths lengths =
         fit_texts(*place.shard, place.document, options_.seq_len, teacher_len_, alignment_of(source));
-    return {place.shard, place.document, 0, lengths.tokens, 0};
+    return {place.shard, place.document,
+            0,           lengths.tokens,
+            0,           alignment_of(source) != nullptr ? lengths.teacher_tokens : 0};
   }
   const int64_t begin = fragment.begin + piece.part * sequences.part_len;
   return {place.shard, place.document, begin, std::min(fragment.end - begin, sequences.part_len), 0};
@@ -360,6 +362,7 @@ absl::Status Dataset::fill_packed(
           alignment != nullptr ? sequence.read_aligned(shard, stretch.document, lengths, *alignment, at, teacher_at)
                                : sequence.read_both(shard, stretch.document, lengths, at, teacher_at));
       teacher_length = lengths.teacher_tokens;
+      stretch.teacher_at = alignment != nullptr ? sequence.teacher->flat_begin + teacher_at : 0;
     } else {
       const int64_t begin = shard.document_begin(stretch.document) + stretch.begin;
       // The last token of a part has the next part's first token as its target.

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import cache_kinds
 import onpolicy_runs
+import other_tokenizers
 import tiny
 
 
@@ -115,3 +116,30 @@ def undisturbed_run(tmp_path_factory, models, onpolicy_prompts):
     """An on-policy run of three rounds, as which many others end."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return tiny.train(folder, onpolicy_runs.config_in(folder, models, onpolicy_prompts)("undisturbed"))
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory):
+    """(student, teacher): folders of models whose tokenizers split texts in two ways."""
+    return other_tokenizers.make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory, pair):
+    """Token data of texts for both tokenizers of `pair`, in parts of at most 32 tokens, most of them above 16."""
+    paragraphs = (tiny.REPOSITORY / "docs/ranks.md").read_text().split("\n\n")
+    records = [{"text": one} for one in paragraphs if 20 < len(one) < 600]
+    folder = tmp_path_factory.mktemp("texts") / "texts"
+    return other_tokenizers.tokenize(*pair, records, folder, "--part-tokens", "32")[0]
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory, pair):
+    questions = ["How many ranks are there?", "Héllo — wörld 🙂", "a  b\n\nc"]
+    records = [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": f"Say: {q} " * 2}] * turns}
+        for turns in (1, 2)
+        for q in questions
+    ]
+    folder = tmp_path_factory.mktemp("chats") / "chats"
+    return other_tokenizers.tokenize(*pair, records, folder)[0]

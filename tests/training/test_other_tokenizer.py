@@ -27,35 +27,8 @@ LOSSES = {
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """(student, teacher): folders of models with tokenizers of their own."""
-    return other_tokenizers.make_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
 def vocabularies(pair):
     return [other_tokenizers.Vocabulary(folder, other_tokenizers.PAIRS) for folder in pair]
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory, pair):
-    """Token data of texts, in parts of at most 32 tokens; most of them take more than half of a sequence."""
-    paragraphs = (tiny.REPOSITORY / "docs/ranks.md").read_text().split("\n\n")
-    records = [{"text": one} for one in paragraphs if 20 < len(one) < 600]
-    folder = tmp_path_factory.mktemp("texts") / "texts"
-    return other_tokenizers.tokenize(*pair, records, folder, "--part-tokens", "32")[0]
-
-
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory, pair):
-    questions = ["How many ranks are there?", "Héllo — wörld 🙂", "a  b\n\nc"]
-    records = [
-        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": f"Say: {q} " * 2}] * turns}
-        for turns in (1, 2)
-        for q in questions
-    ]
-    folder = tmp_path_factory.mktemp("chats") / "chats"
-    return other_tokenizers.tokenize(*pair, records, folder)[0]
 
 
 def config_of(folder, pair, shard, loss="jsd", **sections):
@@ -282,5 +255,4 @@ def test_what_does_not_fit_is_refused(tmp_path, pair, texts, chats):
     shard = write_documents(tmp_path / "swapped.dtok", swapped, pair)
     refused("swapped", "swapped.dtok: document 0: the texts of student and teacher differ", shard=shard)
     refused("concat", "data.packing: pack", data={"packing": "concat"})
-    refused("cache", "tokens where the teacher's predictions are stored", teacher={"source": "cache", "cache": "none"})
     refused("mask", "missing_tokens: refuse with alignment: bytes", teacher={"missing_tokens": "mask"})

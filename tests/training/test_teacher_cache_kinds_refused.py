@@ -133,7 +133,7 @@ def test_damaged_foreign_and_older_caches_are_named(tmp_path, kind_run, cache_of
         (copy / "manifest.json").write_text(json.dumps(manifest | changes))
         return refused(tmp_path, run)
 
-    assert "version: expected 1 to 4, found 5" in with_manifest(version=5)
+    assert "version: expected 1 to 5, found 6" in with_manifest(version=6)
     assert "packing: expected a text" in with_manifest(version=3)
     assert "hidden_size: expected an integer" in with_manifest(version=1)
     assert "kind: expected topk or sampled" in with_manifest(kind="hidden")

@@ -149,10 +149,12 @@ class Rules {
     if (!config_.has_teacher() || config_.teacher.alignment != Alignment::kBytes) {
       return;
     }
-    if (config_.teacher.reads_cache() || capturing()) {
+    if ((config_.teacher.reads_cache() || capturing()) && config_.cache.kind != CacheKind::kHidden) {
       fail(
-          {"teacher.alignment", "teacher.source"}, "tokens where the teacher's predictions are stored", "bytes",
-          "a cache has one prediction for each of the student's tokens; let the teacher run (teacher.source: model)");
+          {"teacher.alignment", "cache.kind"}, "cache.kind: hidden with alignment: bytes",
+          std::string(base::enum_name(config_.cache.kind)),
+          "the probability of a text in the teacher's tokens needs its whole vocabulary, of which such a cache has a "
+          "few tokens");
     }
     if (config_.teacher.missing_tokens == MissingTokens::kMask) {
       fail(

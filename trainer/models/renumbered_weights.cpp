@@ -70,4 +70,17 @@ std::unique_ptr<WeightSource> renumbered_weights(
   return std::make_unique<RenumberedWeights>(std::move(source), std::move(rows), source_rows);
 }
 
+at::Tensor in_source_order(const at::Tensor& table_VG, const std::vector<int64_t>& rows, int64_t source_rows) {
+  std::vector<int64_t> loaded, of_source;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] >= 0) {
+      loaded.push_back(static_cast<int64_t>(i));
+      of_source.push_back(rows[i]);
+    }
+  }
+  const at::Tensor from = at::tensor(loaded, at::kLong), to = at::tensor(of_source, at::kLong);
+  return at::zeros({source_rows, table_VG.size(1)}, table_VG.options())
+      .index_copy_(0, to, table_VG.index_select(0, from));
+}
+
 } // namespace distill::models

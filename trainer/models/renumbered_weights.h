@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <vector>
 
@@ -12,5 +14,9 @@ namespace distill::models {
 // read have rows.size() rows.
 std::unique_ptr<WeightSource> renumbered_weights(
     std::shared_ptr<const WeightSource> source, std::vector<int64_t> rows, int64_t source_rows);
+
+// The other way round: a table with `source_rows` rows of one whose row i is row rows[i] of it. Zeros where it has
+// none.
+at::Tensor in_source_order(const at::Tensor& table_VG, const std::vector<int64_t>& rows, int64_t source_rows);
 
 } // namespace distill::models

@@ -7,6 +7,7 @@
 #include "trainer/sharding/simulated_mesh.h"
 #include "trainer/step/loaded_models.h"
 #include "trainer/teacher/capture_step.h"
+#include "trainer/teacher/captured_rows.h"
 #include "trainer/teacher_cache/part_thread.h"
 
 namespace distill::plan {
@@ -32,16 +33,17 @@ absl::Status check_cap(
 } // namespace
 
 absl::StatusOr<MemoryPrediction> predict_capture(
-    const config::Config& config, const models::ModelConfig& teacher, const teacher_cache::RowFormat& rows,
+    const config::Config& config, const trainer::TeacherSpec& teacher, const teacher_cache::RowFormat& rows,
     const Target& target, bool teacher_stream, const Machine& machine, int64_t device_bytes) {
   RunShape shape;
   shape.config = config;
-  shape.teachers = trainer::TeacherSpec::running({teacher, nullptr});
+  shape.teachers = teacher;
+  shape.teachers.forget_sources();
   shape.configs = {config};
   shape.environment = target.environment;
-  shape.teacher_stream = teacher_stream;
+  shape.teacher_stream = teacher_stream || teacher.vocabulary().aligned;
   RETURN_IF_ERROR(divide_ranks(target, shape));
-  RETURN_IF_ERROR(check_cap(config, teacher, rows, target.environment));
+  RETURN_IF_ERROR(check_cap(config, teacher.model().config, rows, target.environment));
   const DeterministicScope deterministic(config.train.deterministic);
   BlockRecorder blocks;
   MemoryPrediction prediction;
@@ -71,8 +73,8 @@ absl::StatusOr<MemoryPrediction> predict_capture(
   prediction.use = simulation.use();
   prediction.reserved_peak = std::max(simulation.reserved_peak(), prediction.use.peak());
   // There are rows that are queued, being written, and being copied.
-  prediction.host_teacher =
-      static_cast<int64_t>(teacher_cache::PartThread::kQueued + 2) * batch.valid_tokens * rows.row_bytes();
+  prediction.host_teacher = static_cast<int64_t>(teacher_cache::PartThread::kQueued + 2) *
+      trainer::places_with_rows(batch).numel() * rows.row_bytes();
   return prediction;
 }
 

@@ -12,7 +12,7 @@ namespace distill::plan {
 // disk. `rows`: what is stored of each token. InvalidArgument names the key; also where loss.memory_cap_mb is too small
 // for making the rows. `machine`: for what was not measured. `device_bytes`: that the capture may take; 0: unknown.
 absl::StatusOr<MemoryPrediction> predict_capture(
-    const config::Config& config, const models::ModelConfig& teacher, const teacher_cache::RowFormat& rows,
+    const config::Config& config, const trainer::TeacherSpec& teacher, const teacher_cache::RowFormat& rows,
     const Target& target, bool teacher_stream, const Machine& machine, int64_t device_bytes);
 
 } // namespace distill::plan

@@ -40,6 +40,14 @@ bool RunShape::has_whole_teacher() const {
   return false;
 }
 
+int64_t RunShape::row_bytes() const {
+  int64_t most = 0;
+  for (size_t i = 0; i < teachers.size(); ++i) {
+    most = std::max(most, row_tokens(i) * teachers[i].row_bytes());
+  }
+  return most;
+}
+
 double RunShape::mean_of_teachers(const std::function<double(size_t teacher)>& quantity) const {
   double mean = 0;
   for (size_t i = 0; i < teachers.size(); ++i) {

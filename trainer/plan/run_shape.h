@@ -63,9 +63,10 @@ struct RunShape {
   int64_t teacher_tokens() const { // of a micro-batch, that the teacher reads
     return config.train.micro_batch_size * teacher_seq_len();
   }
-  int64_t row_bytes() const { // that are read of a teacher for a micro-batch, at most
-    return tokens() * teachers.row_bytes();
+  int64_t row_tokens(size_t teacher) const { // of a micro-batch, that may have a row in a cache
+    return teachers[teacher].vocabulary().aligned ? teacher_tokens() : tokens();
   }
+  int64_t row_bytes() const; // that are read of a teacher for a micro-batch, at most
   trainer::Environment environment_of(size_t teacher) const {
     return trainer::environment_of_teacher(configs[teacher], environment);
   }

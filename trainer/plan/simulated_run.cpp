@@ -75,7 +75,7 @@ data::Batch simulated_batch(const RunShape& shape, int64_t teacher) {
   }
   const int64_t row_bytes = shape.teachers[static_cast<size_t>(teacher)].row_bytes();
   if (row_bytes > 0) {
-    batch.teacher_rows_NW = at::empty({shape.tokens(), row_bytes}, at::kByte);
+    batch.teacher_rows_NW = at::empty({shape.row_tokens(static_cast<size_t>(teacher)), row_bytes}, at::kByte);
   }
   return batch;
 }

@@ -153,7 +153,7 @@ double gradient_bytes(const RunShape& shape) {
 
 double teacher_seconds(const RunShape& shape, const Machine& machine, size_t number) {
   const trainer::TeacherSpec& spec = shape.teachers[number];
-  double seconds = static_cast<double>(shape.tokens() * spec.row_bytes()) / machine.host_bytes;
+  double seconds = static_cast<double>(shape.row_tokens(number) * spec.row_bytes()) / machine.host_bytes;
   for (const ModelRun& run : teacher_runs(shape, number)) {
     const std::vector<BlockTime> teacher = block_times(shape, machine, run);
     for (size_t kind = 0; kind < teacher.size(); ++kind) {

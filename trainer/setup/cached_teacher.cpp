@@ -10,6 +10,7 @@
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/config/teachers.h"
+#include "trainer/models/renumbered_weights.h"
 #include "trainer/models/units.h"
 #include "trainer/setup/disk_space.h"
 #include "trainer/setup/read_model.h"
@@ -143,7 +144,7 @@ absl::StatusOr<teacher_cache::RowFormat> row_format(
   }
   ASSIGN_OR_RETURN(const Encoding encoding, encoding_of(config.cache.dtype, environment.teacher_dtype));
   teacher_cache::RowFormat rows{encoding, teacher.model().config.hidden_size};
-  if (teacher.vocabulary().renumbered()) {
+  if (teacher.vocabulary().renumbered() && !teacher.vocabulary().aligned) {
     rows.ranges = teacher.vocabulary().columns;
   }
   return rows;
@@ -155,14 +156,20 @@ absl::StatusOr<Manifest> make_manifest(
   const models::ModelConfig& teacher = spec.model().config;
   Manifest manifest;
   ASSIGN_OR_RETURN(manifest.rows, row_format(config, environment, spec));
-  if (spec.vocabulary().renumbered()) {
-    manifest.vocabulary = spec.vocabulary().rows_hash();
-    manifest.masks = config.teacher.missing_tokens == config::MissingTokens::kMask;
-  }
   manifest.vocab_size = teacher.vocab_size;
   manifest.teacher = config.teacher.path;
   const config::ModelSection& section = config.teacher;
-  manifest.teacher_keys = {section.ignore_config_keys, section.tokenizer, teacher.float8.any(), {}};
+  manifest.teacher_keys = {section.ignore_config_keys, section.tokenizer, teacher.float8.any()};
+  if (spec.vocabulary().aligned) {
+    manifest.own_tokenizer = data.front()->shards().front()->teacher_tokenizer_hash();
+    manifest.vocab_size = spec.vocabulary().folder_rows;
+    manifest.teacher_keys.student_tokenizer =
+        config.student.tokenizer.empty() ? config.student.path : config.student.tokenizer;
+    manifest.teacher_keys.token_pairs = section.token_pairs;
+  } else if (spec.vocabulary().renumbered()) {
+    manifest.vocabulary = spec.vocabulary().rows_hash();
+    manifest.masks = config.teacher.missing_tokens == config::MissingTokens::kMask;
+  }
   if (teacher.float8.any()) {
     manifest.teacher_keys.float8_exceptions = models::exceptions_of(teacher.float8, models::block_products(teacher));
   }
@@ -210,7 +217,7 @@ void share_head(const sharding::Mesh& mesh, Manifest& manifest) {
 }
 
 teacher_cache::TeacherHead gather_head(
-    sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows, bool keep) {
+    sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows, const Vocabulary& vocabulary, bool keep) {
   if (rows.is_sparse()) {
     return {};
   }
@@ -224,12 +231,15 @@ teacher_cache::TeacherHead gather_head(
   copy(teacher.lm_head_weight(), head.lm_head_VG);
   copy(teacher.final_norm_weight(), head.final_norm_G);
   teacher.retire(unit);
+  if (keep && vocabulary.aligned) {
+    head.lm_head_VG = models::in_source_order(head.lm_head_VG, vocabulary.rows, vocabulary.folder_rows);
+  }
   return head;
 }
 
 absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
-    const config::Config& config, const Environment& environment, const models::ModelConfig& head,
-    int64_t student_vocab, absl::Span<const base::Digest> tokenizers) {
+    const config::Config& config, const Environment& environment, const TeacherSpec& teacher, int64_t student_vocab,
+    absl::Span<const base::Digest> tokenizers) {
   ASSIGN_OR_RETURN(std::shared_ptr<const teacher_cache::Index> index, teacher_cache::Index::open(config.teacher.cache));
   const teacher_cache::Manifest& manifest = index->manifest();
   base::ProblemList problems;
@@ -251,10 +261,12 @@ absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
   if (sparse) {
     check_sparse(config, manifest.rows, student_vocab, problems);
   }
+  const models::ModelConfig& head = teacher.model().config; // with the loaded rows
+  const int64_t vocab_size = teacher.vocabulary().renumbered() ? teacher.vocabulary().folder_rows : head.vocab_size;
   const int64_t hidden_size = sparse ? head.hidden_size : manifest.rows.hidden_size; // of a row
   expect(
       "hidden size and vocabulary of its head/config.json", absl::StrCat(hidden_size, " and ", manifest.vocab_size),
-      absl::StrCat(head.hidden_size, " and ", head.vocab_size));
+      absl::StrCat(head.hidden_size, " and ", vocab_size));
   const bool known = std::any_of(tokenizers.begin(), tokenizers.end(), [&](const base::Digest& hash) {
     return base::hex(hash) == manifest.tokenizer_hash;
   });
@@ -302,10 +314,11 @@ std::string describe_cache(const std::string& role, const teacher_cache::Index& 
   const int64_t width = manifest.rows.row_bytes();
   return absl::StrFormat(
       "%s: from the cache %s, %s, %d bytes a token; %d parts, %d tokens, %.3g GB; of %s (computed in %s), "
-      "captured in sequences of %d%s",
+      "captured in sequences of %d%s%s",
       role, index.folder(), describe(manifest.rows), width, index.parts(), index.rows(),
       1e-9 * static_cast<double>(index.rows() * width), manifest.teacher, manifest.precision, manifest.seq_len,
-      manifest.concat() ? ", cut from one stream of documents" : "");
+      manifest.concat() ? ", cut from one stream of documents" : "",
+      manifest.own_tokenizer ? ", in its own tokens" : "");
 }
 
 } // namespace distill::trainer

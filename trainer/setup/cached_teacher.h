@@ -20,11 +20,11 @@ namespace distill::trainer {
 
 // Opens teacher.cache and checks it against the run: complete, with its own head/, of this tokenizer and kind, computed
 // in the dtype that the run gives the teacher or at the loss's temperature, and where teacher.path is given, of that
-// teacher. One error has all problems, each with both values. `head`: the model in its folder; `student_vocab`: 0: not
-// known; `tokenizers`: hashes of the run's, of which the cache must have one; empty: not checked.
+// teacher. One error has all problems, each with both values. `student_vocab`: 0: not known; `tokenizers`: hashes of
+// the run's, of which the cache must have one; empty: not checked.
 absl::StatusOr<std::shared_ptr<const teacher_cache::Index>> open_cache(
-    const config::Config& config, const Environment& environment, const models::ModelConfig& head,
-    int64_t student_vocab, absl::Span<const base::Digest> tokenizers);
+    const config::Config& config, const Environment& environment, const TeacherSpec& teacher, int64_t student_vocab,
+    absl::Span<const base::Digest> tokenizers);
 
 // How a capture stores the rows of a teacher. InvalidArgument names the key, or the student's folder.
 absl::StatusOr<teacher_cache::RowFormat> row_format(
@@ -42,9 +42,11 @@ absl::Status check_cache_head(const config::Config& config);
 // Gives all ranks the Manifest::head of rank 0. All ranks call it together.
 void share_head(const sharding::Mesh& mesh, teacher_cache::Manifest& manifest);
 
-// Gathers the part of a teacher that a cache with such rows keeps. All ranks that share the teacher call it together.
-// `keep`: whether this rank gets the result.
-teacher_cache::TeacherHead gather_head(sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows, bool keep);
+// Gathers the part of a teacher that a cache with such rows keeps, its tables in the order in which they were loaded,
+// and those of a teacher with a tokenizer of its own in the order of its folder. All ranks that share the teacher call
+// it together. `keep`: whether this rank gets the result.
+teacher_cache::TeacherHead gather_head(
+    sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows, const Vocabulary& vocabulary, bool keep);
 
 // Lets `data` read its teacher's rows from the cache. `key`: of the data set, for messages. `partial`: rows may be
 // missing. Errors as CacheReader::open.

@@ -171,8 +171,7 @@ absl::Status open_teacher_rows(
     const config::Config& config, const Environment& environment, config::Purpose purpose,
     absl::Span<const base::Digest> tokenizers, const TeacherSpec& teacher, Inputs& inputs) {
   ASSIGN_OR_RETURN(
-      const auto index,
-      open_cache(config, environment, teacher.model().config, inputs.student.config.vocab_size, tokenizers));
+      const auto index, open_cache(config, environment, teacher, inputs.student.config.vocab_size, tokenizers));
   inputs.teacher_texts.push_back(describe_cache(config::text_of_teacher(config), *index));
   base::ProblemList problems;
   if (inputs.train_data) {
@@ -297,14 +296,17 @@ absl::StatusOr<Inputs> open_inputs(
 
 absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
     const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
-    bool pin_memory) {
+    bool pin_memory, std::shared_ptr<const data::TextAlignment> alignment) {
   base::ProblemList problems;
+  std::vector<std::shared_ptr<const data::TextAlignment>> alignments( // by the number of the teacher
+      static_cast<size_t>(std::max<int64_t>(0, config.this_teacher) + 1));
+  alignments.back() = std::move(alignment);
   std::vector<std::shared_ptr<data::Dataset>> data;
   for (const std::vector<config::DataSet>* sets : {&config.data.train, &config.data.eval}) {
     if (!sets->empty()) {
       // The order of concatenated documents decides what is to the left of a token: it must be the run's.
       const bool shuffle = config.data.packing == data::PackingMode::kConcat && sets == &config.data.train;
-      auto set = open_data(config, *sets, /*once=*/true, tokenizers, limits, pin_memory, shuffle);
+      auto set = open_data(config, *sets, /*once=*/true, tokenizers, limits, pin_memory, shuffle, alignments);
       if (sets == &config.data.eval && absl::IsNotFound(set.status())) {
         continue; // held-out documents are those of other teachers
       }
@@ -328,8 +330,9 @@ absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, 
   // Of a student, whose tokens the documents have, the rows matter that the teacher has, too.
   const int64_t rows = vocabulary.renumbered() ? vocabulary.columns.back().end : table_rows(inputs.teacher);
   const data::TokenLimits limits = tokenizers.limits(vocabulary, /*student_rows=*/0, rows);
-  inputs.data = problems.take(open_capture_data(config, tokenizers.hashes, limits, environment.device.is_cuda()))
-                    .value_or(std::vector<std::shared_ptr<data::Dataset>>());
+  auto data = open_capture_data(
+      config, tokenizers.hashes, limits, environment.device.is_cuda(), tokenizers.alignment_of(vocabulary));
+  inputs.data = problems.take(std::move(data)).value_or(std::vector<std::shared_ptr<data::Dataset>>());
   RETURN_IF_ERROR(problems.status());
   return inputs;
 }

@@ -41,9 +41,10 @@ struct CaptureInputs {
   std::vector<std::shared_ptr<data::Dataset>> data; // data.train, then data.eval where there is some
 };
 absl::StatusOr<CaptureInputs> open_capture_inputs(const config::Config& config, const Environment& environment);
-// The data alone. `tokenizers`: hashes of the run's, where known.
+// The data alone. `tokenizers`: hashes of the run's, where known. `alignment`: of a teacher with a tokenizer of its
+// own.
 absl::StatusOr<std::vector<std::shared_ptr<data::Dataset>>> open_capture_data(
     const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
-    bool pin_memory);
+    bool pin_memory, std::shared_ptr<const data::TextAlignment> alignment);
 
 } // namespace distill::trainer

@@ -99,6 +99,21 @@ std::vector<int64_t> ids_below(const SharedTokenizer& tokenizer, int64_t rows, c
   return ids;
 }
 
+// Checks whose tokens the rows of a cache are of. `own_tokens`: of the teacher's own.
+absl::Status check_alignment(const config::Config& config, bool own_tokens) {
+  const bool expects = config.teacher.alignment == config::Alignment::kBytes;
+  const auto text = [](bool own) {
+    return own ? "the teacher's own tokens (teacher.alignment: bytes)"
+               : "the student's tokens (teacher.alignment: tokens)";
+  };
+  return own_tokens == expects
+      ? absl::OkStatus()
+      : absl::InvalidArgumentError(absl::StrFormat(
+            "teacher.cache: %s: expected rows of %s, found rows of %s; capture with this configuration, or set "
+            "teacher.alignment",
+            config.teacher.cache, text(expects), text(own_tokens)));
+}
+
 // Of two tokenizers that split texts otherwise. Column i is the student's row i. The teacher's other tokens fill the
 // rows in between, so that its tables become no larger than they must.
 Vocabulary aligned_vocabulary(
@@ -311,6 +326,7 @@ absl::StatusOr<RunTokenizers> read_tokenizers(const config::Config& config) {
   if (config.has_teacher() && config.teacher.reads_cache()) {
     // A manifest that cannot be read is reported where the teacher is opened.
     if (const auto manifest = teacher_cache::read_manifest(config.teacher.cache); manifest.ok()) {
+      RETURN_IF_ERROR(check_alignment(config, manifest->own_tokenizer.has_value()));
       out.captured_order = manifest->vocabulary.has_value();
       own = out.captured_order ? "" : own;
       out.captured = manifest->rows.ranges;

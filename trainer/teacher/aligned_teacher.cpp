@@ -68,4 +68,26 @@ AlignedPrediction AlignedHead::predict(
   return out;
 }
 
+// The probabilities of the pieces are computed while the hidden states of the teacher's own tokens exist.
+void AlignedHead::predict(
+    const data::Batch& batch, const at::Tensor& hidden_TG, const at::Tensor& weight_VG, Prediction& all) const {
+  TORCH_CHECK(
+      batch.teacher && batch.teacher->aligned, "expected a batch with pieces of the teacher's text, found none");
+  const at::Tensor rows_N = copy_to_device(batch.teacher->rows_BS.flatten(), hidden_TG.device());
+  all.aligned = predict(*batch.teacher, hidden_TG, weight_VG, rows_N);
+  all.head.teacher_hidden_NG = hidden_TG.index_select(0, rows_N);
+  device::label(all.head.teacher_hidden_NG, device::Category::kHidden);
+  all.head.teacher_weight_VG = weight_VG;
+}
+
+std::optional<AlignedHead> make_aligned_head(
+    const config::Config& config, const sharding::ModelShards& teacher, const Vocabulary& vocabulary) {
+  if (!vocabulary.aligned) {
+    return std::nullopt;
+  }
+  return AlignedHead(
+      config, teacher.config().final_softcap, vocabulary,
+      at::TensorOptions().dtype(teacher.options().compute_dtype).device(teacher.options().device));
+}
+
 } // namespace distill::trainer

@@ -28,10 +28,18 @@ class AlignedHead {
       const data::TeacherBatch& batch, const at::Tensor& hidden_TG, const at::Tensor& weight_VG,
       const at::Tensor& rows_N) const; // rows_N: TeacherBatch::rows_BS on the device
 
+  // The same with what the loss head compares of the batch. `all`: of all tokens.
+  void predict(
+      const data::Batch& batch, const at::Tensor& hidden_TG, const at::Tensor& weight_VG, Prediction& all) const;
+
  private:
   losses::ChunkOptions chunks_;
   double softcap_;
   at::Tensor bias_V_; // that excludes rows without a token; undefined: all have one
 };
+
+// nullopt: teacher and student have one tokenizer.
+std::optional<AlignedHead> make_aligned_head(
+    const config::Config& config, const sharding::ModelShards& teacher, const Vocabulary& vocabulary);
 
 } // namespace distill::trainer

@@ -5,18 +5,27 @@
 
 namespace distill::trainer {
 
+CachedHiddenTeacher::CachedHiddenTeacher(
+    const config::Config& config, sharding::ModelShards& head, const teacher_cache::RowFormat& rows,
+    const Vocabulary& vocabulary)
+    : head_(head), rows_(rows), columns_(vocabulary.columns), aligned_(make_aligned_head(config, head, vocabulary)) {}
+
 std::vector<Prediction> CachedHiddenTeacher::predict(
     const data::Batch& batch, const sharding::TokenBatch& /*tokens*/, sharding::ModelShards& next) {
   Prediction all = of_all_tokens(batch);
   const sharding::ShardOptions& options = head_.options();
   const at::Tensor rows_NW = cached_rows_on_device(batch, options.device);
   sharding::prefetch_first(next);
-  at::Tensor& hidden_NG = all.head.teacher_hidden_NG;
-  hidden_NG = teacher_cache::decode(rows_, rows_NW, options.compute_dtype);
+  const at::Tensor hidden_NG = teacher_cache::decode(rows_, rows_NW, options.compute_dtype);
   if (!hidden_NG.is_alias_of(batch.teacher_rows_NW)) { // on the CPU they may be the batch's own
     device::label(hidden_NG, device::Category::kHidden);
   }
-  all.head.teacher_weight_VG = sharding::lm_head(head_);
+  if (aligned_) {
+    aligned_->predict(batch, hidden_NG, sharding::lm_head(head_), all);
+  } else {
+    all.head.teacher_hidden_NG = hidden_NG;
+    all.head.teacher_weight_VG = sharding::lm_head(head_);
+  }
   all.head.columns = columns_;
   return {std::move(all)};
 }

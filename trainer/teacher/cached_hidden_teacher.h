@@ -1,5 +1,8 @@
 #pragma once
 
+#include <optional>
+
+#include "trainer/teacher/aligned_teacher.h"
 #include "trainer/teacher/teacher.h"
 
 namespace distill::trainer {
@@ -7,9 +10,10 @@ namespace distill::trainer {
 // A teacher whose final hidden states come with the batch (Batch::teacher_rows_NW), and whose lm_head is loaded.
 class CachedHiddenTeacher : public Teacher {
  public:
-  // `head`: a model without blocks, which outlives this object. `columns`: Vocabulary::columns.
-  CachedHiddenTeacher(sharding::ModelShards& head, const teacher_cache::RowFormat& rows, losses::ColumnRanges columns)
-      : head_(head), rows_(rows), columns_(std::move(columns)) {}
+  // `head`: a model without blocks, which outlives this object.
+  CachedHiddenTeacher(
+      const config::Config& config, sharding::ModelShards& head, const teacher_cache::RowFormat& rows,
+      const Vocabulary& vocabulary);
 
   std::vector<Prediction> predict(
       const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) override;
@@ -21,6 +25,7 @@ class CachedHiddenTeacher : public Teacher {
   sharding::ModelShards& head_;
   teacher_cache::RowFormat rows_;
   losses::ColumnRanges columns_;
+  std::optional<AlignedHead> aligned_; // of a teacher with a tokenizer of its own, whose rows are of its own tokens
 };
 
 } // namespace distill::trainer

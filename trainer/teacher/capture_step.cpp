@@ -26,14 +26,14 @@ at::Tensor CaptureStep::hidden(const data::Batch& batch, const at::Tensor& place
       teacher_, ropes_, teacher_token_batch(batch, device, rows_if_beyond(config_, teacher_.config())),
       /*next=*/nullptr, block_);
   const at::Tensor teacher_places_R =
-      batch.teacher ? batch.teacher->rows_BS.flatten().index_select(0, places_R) : places_R;
+      batch.teacher && !batch.teacher->aligned ? batch.teacher->rows_BS.flatten().index_select(0, places_R) : places_R;
   at::Tensor hidden_RG = hidden_TG.index_select(0, copy_to_device(teacher_places_R, device));
   device::label(hidden_RG, device::Category::kHidden);
   return hidden_RG;
 }
 
 at::Tensor CaptureStep::run(const data::Batch& batch) {
-  const at::Tensor hidden_RG = hidden(batch, places_with_target(batch));
+  const at::Tensor hidden_RG = hidden(batch, places_with_rows(batch));
   device::enter_phase(device::MemoryPhase::kHead);
   at::Tensor rows_RW = rows_of_teacher(rows_, batch, teacher_, hidden_RG, config_.chunks);
   teacher_.retire(teacher_.head_unit());

@@ -9,7 +9,7 @@
 namespace distill::trainer {
 
 // The computation of one micro-batch of a capture: the teacher's forward pass and the rows that a cache stores of it.
-// N tokens, R of them with a target, G hidden size, W bytes of a row.
+// N tokens, R of them with a row, G hidden size, W bytes of a row.
 class CaptureStep {
  public:
   // The teacher must outlive this object. `block`: the functions that run a decoder block.
@@ -20,8 +20,8 @@ class CaptureStep {
   // Makes the rows [R, W] on the device, uint8. All ranks that share the teacher call this together.
   at::Tensor run(const data::Batch& batch);
 
-  // Computes the final hidden states [places, G] of the student's tokens at these places (places_with_target). The
-  // head's unit stays in its slot until it is retired.
+  // Computes the final hidden states [places, G] for the tokens at these places (places_with_rows). The head's unit
+  // stays in its slot until it is retired.
   at::Tensor hidden(const data::Batch& batch, const at::Tensor& places_R);
 
   const teacher_cache::RowFormat& format() const {

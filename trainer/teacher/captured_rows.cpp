@@ -7,12 +7,25 @@
 #include "trainer/sharding/passes.h"
 #include "trainer/teacher/token_batch.h"
 #include "trainer/teacher_cache/row_conversion.h"
+#include "trainer/teacher_cache/row_places.h"
 
 namespace distill::trainer {
 
-at::Tensor places_with_target(const data::Batch& batch) {
-  return batch.stretches.empty() ? at::zeros({batch.valid_tokens}, at::kLong)
-                                 : batch.targets_BS.flatten().ne(losses::kIgnoreIndex).nonzero().flatten();
+at::Tensor places_with_rows(const data::Batch& batch) {
+  const bool own_tokens = batch.teacher && batch.teacher->aligned;
+  if (batch.stretches.empty()) {
+    return at::zeros({own_tokens ? teacher_cache::tokens_with_rows(batch) : batch.valid_tokens}, at::kLong);
+  }
+  if (!own_tokens) {
+    return batch.targets_BS.flatten().ne(losses::kIgnoreIndex).nonzero().flatten();
+  }
+  std::vector<int64_t> places;
+  for (const data::Stretch& stretch : batch.stretches) {
+    for (const teacher_cache::RowPlace& place : teacher_cache::row_places(batch, stretch)) {
+      places.push_back(place.at);
+    }
+  }
+  return at::tensor(places, at::kLong);
 }
 
 at::Tensor rows_of_teacher(

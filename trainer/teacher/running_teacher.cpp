@@ -11,17 +11,12 @@ RunningTeacher::RunningTeacher(
     models::BlockFunctions block)
     : model_(model),
       columns_(vocabulary.columns),
+      aligned_(make_aligned_head(config, model, vocabulary)),
       rows_(rows_if_beyond(config, model.config())),
       ropes_(models::make_rope_tables(
           model.config().ropes, std::max(config.data.seq_len, config.data.teacher_length()), model.options().device)),
       block_(std::move(block)),
-      whole_{model_, ropes_} {
-  if (vocabulary.aligned) {
-    aligned_.emplace(
-        config, model.config().final_softcap, vocabulary,
-        at::TensorOptions().dtype(model.options().compute_dtype).device(model.options().device));
-  }
-}
+      whole_{model_, ropes_} {}
 
 at::Tensor RunningTeacher::hidden(
     const data::Batch& batch, const sharding::TokenBatch& tokens, sharding::ModelShards& next) {
@@ -52,20 +47,11 @@ std::vector<Prediction> RunningTeacher::predict(
   return {std::move(all)};
 }
 
-// The probabilities of the pieces are computed while the hidden states of the teacher's own tokens exist.
 Prediction RunningTeacher::predict_aligned(const data::Batch& batch, sharding::ModelShards& next) {
-  TORCH_CHECK(
-      batch.teacher && batch.teacher->aligned, "expected a batch with pieces of the teacher's text, found none");
-  const at::Device device = model_.options().device;
-  const sharding::TokenBatch own = teacher_token_batch(batch, device, /*rows=*/0);
+  const sharding::TokenBatch own = teacher_token_batch(batch, model_.options().device, /*rows=*/0);
   const at::Tensor hidden_TG = sharding::forward_hidden(model_, ropes_, own, &next, block_);
   Prediction all = of_all_tokens(batch);
-  const at::Tensor weight_VG = sharding::lm_head(model_);
-  const at::Tensor rows_N = copy_to_device(batch.teacher->rows_BS.flatten(), device);
-  all.aligned = aligned_->predict(*batch.teacher, hidden_TG, weight_VG, rows_N);
-  all.head.teacher_hidden_NG = hidden_TG.index_select(0, rows_N);
-  device::label(all.head.teacher_hidden_NG, device::Category::kHidden);
-  all.head.teacher_weight_VG = weight_VG;
+  aligned_->predict(batch, hidden_TG, sharding::lm_head(model_), all);
   all.head.columns = columns_;
   return all;
 }

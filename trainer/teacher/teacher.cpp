@@ -40,7 +40,7 @@ std::unique_ptr<Teacher> make_teacher(
     return std::make_unique<CachedTokenTeacher>(*teacher.spec.rows());
   }
   return std::make_unique<CachedHiddenTeacher>(
-      *teacher.weights.front(), *teacher.spec.rows(), teacher.spec.vocabulary().columns);
+      config, *teacher.weights.front(), *teacher.spec.rows(), teacher.spec.vocabulary());
 }
 
 } // namespace distill::trainer

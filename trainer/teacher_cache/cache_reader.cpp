@@ -16,15 +16,14 @@
 #include "data/base/checksum.h"
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
-#include "losses/options.h"
 #include "trainer/teacher_cache/cache_folder.h"
 #include "trainer/teacher_cache/contexts.h"
+#include "trainer/teacher_cache/row_places.h"
 #include "trainer/teacher_cache/sparse_format.h"
 
 namespace distill::teacher_cache {
 namespace {
 
-using losses::kIgnoreIndex;
 using Clock = std::chrono::steady_clock;
 
 // A file that is open for reading.
@@ -89,6 +88,13 @@ void for_each_context(
       teacher);
 }
 
+// `teacher_seq_len`: of a teacher with a tokenizer of its own; 0: other.
+std::string lengths_text(int64_t seq_len, int64_t teacher_seq_len) {
+  return absl::StrCat(
+      "data.seq_len ", seq_len,
+      teacher_seq_len > 0 ? absl::StrCat(" and data.teacher_seq_len ", teacher_seq_len) : std::string());
+}
+
 // Describes the order of a stream of documents.
 std::string order_text(bool shuffle, int64_t seed) {
   return shuffle ? absl::StrCat("data.seed ", seed) : "data.shuffle: false";
@@ -120,7 +126,8 @@ std::string place_text(const data::Stretch& stretch) {
 absl::StatusOr<std::shared_ptr<CacheReader>> CacheReader::open(
     std::shared_ptr<const Index> index, const data::Dataset& data, const RowsOptions& options) {
   std::shared_ptr<CacheReader> rows(new CacheReader(std::move(index), options));
-  rows->seq_len_ = data.options().seq_len;
+  rows->lengths_ =
+      lengths_text(data.options().seq_len, rows->index_->manifest().own_tokenizer ? data.teacher_seq_len() : 0);
   rows->order_ = order_text(data.options().shuffle, data.options().seed);
   RETURN_IF_ERROR(rows->map_shards(data));
   RETURN_IF_ERROR(rows->check_stretches(data));
@@ -166,17 +173,18 @@ bool CacheReader::find(const data::Stretch& stretch, uint64_t context, std::vect
   pieces.clear();
   const auto places = index_->document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
   const int64_t end = stretch.begin + stretch.tokens;
+  const size_t own_rows = own_text_rows(*stretch.shard, stretch.document, stretch.teacher_tokens).size();
   for (const StretchPlace& place : places) { // the longest of those that begin with the same token comes first
     // The last token of a document that others follow may have a target: only as a whole the stretch is what was
     // captured.
-    const bool long_enough = context == 0 ? place.entry.tokens >= stretch.tokens
+    const bool long_enough = context == 0 ? place.entry.tokens >= stretch.tokens && place.entry.rows >= own_rows
                                           : static_cast<int64_t>(place.entry.tokens) == stretch.tokens;
     if (static_cast<int64_t>(place.entry.begin) == stretch.begin && place.entry.context == context && long_enough) {
       pieces.push_back({place, stretch.begin, stretch.tokens});
       return true;
     }
   }
-  if (!options_.other_contexts || context != 0) {
+  if (!options_.other_contexts || context != 0 || stretch.teacher_tokens > 0) {
     return false;
   }
   int64_t at = stretch.begin;
@@ -198,17 +206,18 @@ bool CacheReader::has(const data::Stretch& stretch, uint64_t context) const {
 absl::Status CacheReader::no_rows(const data::Stretch& stretch) const {
   const auto places = index_->document(shard_number_.at(stretch.shard), static_cast<uint32_t>(stretch.document));
   const Manifest& manifest = index_->manifest();
+  const std::string captured = lengths_text(manifest.seq_len, manifest.own_tokenizer ? manifest.teacher_seq_len : 0);
   if (places.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         options_.data_key, ": ", place_text(stretch), " is not in the cache ", index_->folder(),
-        ", which was captured with data.seq_len ", manifest.seq_len));
+        ", which was captured with ", captured));
   }
   if (manifest.concat()) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: %s: no sequence of the cache %s has the same tokens to the left of token %d: expected those of "
-        "data.seq_len %d and %s, found the cache captured with data.seq_len %d and %s; with packing: concat a cache "
-        "serves runs with the same data in this order",
-        options_.data_key, place_text(stretch), index_->folder(), stretch.begin, seq_len_, order_, manifest.seq_len,
+        "%s and %s, found the cache captured with %s and %s; with packing: concat a cache serves runs with the same "
+        "data in this order",
+        options_.data_key, place_text(stretch), index_->folder(), stretch.begin, lengths_, order_, captured,
         order_text(manifest.shuffle, manifest.data_seed)));
   }
   const StretchPlace* near = &places.front();
@@ -217,10 +226,10 @@ absl::Status CacheReader::no_rows(const data::Stretch& stretch) const {
   }
   return absl::InvalidArgumentError(absl::StrFormat(
       "%s: %s is cut at other places than in the cache %s: expected %d tokens from token %d on, before which there is "
-      "no context (data.seq_len %d), found %d from token %d on (captured with data.seq_len %d); capture with this "
-      "length, or set cache.other_contexts: allow",
-      options_.data_key, place_text(stretch), index_->folder(), stretch.tokens, stretch.begin, seq_len_,
-      near->entry.tokens, near->entry.begin, manifest.seq_len));
+      "no context (%s), found %d from token %d on (captured with %s); capture with this length%s",
+      options_.data_key, place_text(stretch), index_->folder(), stretch.tokens, stretch.begin, lengths_,
+      near->entry.tokens, near->entry.begin, captured,
+      stretch.teacher_tokens > 0 ? "" : ", or set cache.other_contexts: allow"));
 }
 
 absl::Status CacheReader::check_stretches(const data::Dataset& data) const {
@@ -246,15 +255,9 @@ absl::Status CacheReader::check_stretches(const data::Dataset& data) const {
 
 // Reads the rows of a piece to the rows of its tokens in the batch.
 absl::Status CacheReader::read_piece(
-    const data::Stretch& stretch, const Piece& piece, const int64_t* targets_N, uint8_t* rows_NW) const {
+    const data::Batch& batch, const data::Stretch& stretch, const Piece& piece, uint8_t* rows_NW) const {
   const auto width = static_cast<uint64_t>(index_->manifest().rows.row_bytes());
-  const int64_t at = stretch.at + piece.begin - stretch.begin;
-  std::vector<int64_t> rows; // indices in the batch of the tokens with a target
-  for (int64_t row = at; row < at + piece.tokens; ++row) {
-    if (targets_N[row] != kIgnoreIndex) {
-      rows.push_back(row);
-    }
-  }
+  const std::vector<RowPlace> rows = row_places(batch, stretch, piece.begin, piece.tokens);
   if (rows.empty()) {
     return absl::OkStatus();
   }
@@ -272,10 +275,10 @@ absl::Status CacheReader::read_piece(
   }
   const OpenFile file(path);
   const uint64_t bytes = entry.rows * width;
-  const bool in_place = whole && rows.back() - rows.front() + 1 == count; // consecutive tokens
+  const bool in_place = whole && rows.back().at - rows.front().at + 1 == count; // consecutive tokens
   thread_local std::vector<uint8_t> buffer;
   buffer.resize(in_place ? 0 : bytes);
-  uint8_t* target = in_place ? rows_NW + static_cast<uint64_t>(rows.front()) * width : buffer.data();
+  uint8_t* target = in_place ? rows_NW + static_cast<uint64_t>(rows.front().at) * width : buffer.data();
   RETURN_IF_ERROR(file.read(piece.place.offset, bytes, target));
   if (const uint64_t sum = base::checksum(target, bytes); sum != entry.checksum) {
     return absl::DataLossError(absl::StrFormat(
@@ -291,7 +294,7 @@ absl::Status CacheReader::read_piece(
   bytes_ += static_cast<int64_t>(bytes);
   for (int64_t i = 0; !in_place && i < count; ++i) {
     std::memcpy(
-        rows_NW + static_cast<uint64_t>(rows[static_cast<size_t>(i)]) * width,
+        rows_NW + static_cast<uint64_t>(rows[static_cast<size_t>(i)].at) * width,
         buffer.data() + static_cast<uint64_t>(skipped + i) * width, width);
   }
   return absl::OkStatus();
@@ -307,12 +310,11 @@ absl::StatusOr<at::Tensor> CacheReader::read(const data::Batch& batch) const {
     }
   }
   at::Tensor rows_NW = at::empty(
-      {batch.targets_BS.numel(), index_->manifest().rows.row_bytes()},
+      {tokens_with_rows(batch), index_->manifest().rows.row_bytes()},
       at::TensorOptions().dtype(at::kByte).pinned_memory(options_.pin_memory));
-  const int64_t* targets_N = batch.targets_BS.const_data_ptr<int64_t>();
   for (size_t i = 0; i < pieces.size(); ++i) {
     for (const Piece& piece : pieces[i]) {
-      RETURN_IF_ERROR(read_piece(batch.stretches[i], piece, targets_N, rows_NW.mutable_data_ptr<uint8_t>()));
+      RETURN_IF_ERROR(read_piece(batch, batch.stretches[i], piece, rows_NW.mutable_data_ptr<uint8_t>()));
     }
   }
   nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();

@@ -52,10 +52,10 @@ class CacheReader : public data::TeacherRows {
   bool find(const data::Stretch& stretch, uint64_t context, std::vector<Piece>& pieces) const;
   absl::Status no_rows(const data::Stretch& stretch) const;
   absl::Status read_piece(
-      const data::Stretch& stretch, const Piece& piece, const int64_t* targets_N, uint8_t* rows_NW) const;
+      const data::Batch& batch, const data::Stretch& stretch, const Piece& piece, uint8_t* rows_NW) const;
 
   RowsOptions options_;
-  int64_t seq_len_ = 0; // of the data set, for messages, as is the next one
+  std::string lengths_; // of the data set's sequences, for messages, as is the next one
   std::string order_; // of concatenated documents
   std::shared_ptr<const Index> index_;
   std::unordered_map<const data::Shard*, uint32_t> shard_number_; // in the manifest

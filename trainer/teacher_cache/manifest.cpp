@@ -41,6 +41,7 @@ Json data_json(const std::vector<DataFile>& data, bool paths) {
 constexpr const char* kRanges = "column_ranges";
 constexpr const char* kVocabulary = "vocabulary";
 constexpr const char* kMasks = "masks_missing_tokens";
+constexpr const char* kOwnTokenizer = "teacher_tokenizer_hash";
 
 Json ranges_json(const losses::ColumnRanges& ranges) {
   Json list = Json::array();
@@ -83,6 +84,12 @@ Json keys_json(const TeacherKeys& keys) {
   if (!keys.float8_exceptions.empty()) {
     json["float8_exceptions"] = keys.float8_exceptions;
   }
+  if (!keys.student_tokenizer.empty()) {
+    json["student_tokenizer"] = keys.student_tokenizer;
+  }
+  if (!keys.token_pairs.empty()) {
+    json["token_pairs"] = keys.token_pairs;
+  }
   return json;
 }
 
@@ -90,7 +97,8 @@ Json json_of(const Manifest& m, bool paths) {
   Json json{
       {"format", kFormat},
       {"version",
-       m.has_vocabulary()       ? kVocabularyVersion
+       m.own_tokenizer          ? kOwnTokensVersion
+           : m.has_vocabulary() ? kVocabularyVersion
            : m.concat()         ? kConcatVersion
            : m.rows.is_sparse() ? kSparseVersion
                                 : kFormatVersion}};
@@ -101,7 +109,10 @@ Json json_of(const Manifest& m, bool paths) {
       json[kMasks] = m.masks;
     }
   }
-  if (m.concat() || m.has_vocabulary()) {
+  if (m.own_tokenizer) {
+    json[kOwnTokenizer] = base::hex(*m.own_tokenizer);
+  }
+  if (m.has_order()) {
     json.update(Json{
         {"packing", base::enum_name(m.packing)},
         {"shuffle", m.shuffle},
@@ -272,6 +283,8 @@ TeacherKeys read_keys(const Json& json, Reader& read) {
   }
   keys.float8 = json.contains("dtype");
   keys.float8_exceptions = read.texts(json, "float8_exceptions");
+  keys.student_tokenizer = json.contains("student_tokenizer") ? read.text(json, "student_tokenizer") : "";
+  keys.token_pairs = read.texts(json, "token_pairs");
   return keys;
 }
 
@@ -330,9 +343,9 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
     return absl::DataLossError(absl::StrCat(source, ": format: expected ", kFormat));
   }
   const int64_t version = read.integer(*json, "version", 0, kMaxCount);
-  if (version < kFormatVersion || version > kVocabularyVersion) {
+  if (version < kFormatVersion || version > kOwnTokensVersion) {
     return absl::FailedPreconditionError(absl::StrCat(
-        source, ": version: expected ", kFormatVersion, " to ", kVocabularyVersion, ", found ", version,
+        source, ": version: expected ", kFormatVersion, " to ", kOwnTokensVersion, ", found ", version,
         "; this program reads no other version: capture again"));
   }
   Manifest manifest;
@@ -342,6 +355,12 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
     if (json->contains(kVocabulary)) {
       manifest.vocabulary = read.digest(*json, kVocabulary);
       manifest.masks = read.boolean(*json, kMasks);
+    }
+  }
+  if (version == kOwnTokensVersion) {
+    manifest.own_tokenizer = read.digest(*json, kOwnTokenizer);
+    if (manifest.rows.is_sparse()) {
+      read.fail("kind", "expected hidden");
     }
   }
   manifest.vocab_size = read.integer(*json, "vocab_size", 1, kMaxSize);
@@ -371,6 +390,9 @@ absl::StatusOr<Manifest> parse_manifest(std::string_view text, const std::string
     if (!manifest.concat() && version == kConcatVersion) {
       read.fail("packing", "expected concat");
     }
+    if (manifest.concat() && version == kOwnTokensVersion) {
+      read.fail("packing", "expected pack");
+    }
     manifest.shuffle = read.boolean(*json, "shuffle");
     manifest.data_seed = read.integer(*json, "data_seed", 0, std::numeric_limits<int64_t>::max());
   }
@@ -394,7 +416,7 @@ std::vector<std::string> differences(const Manifest& expected, const Manifest& f
     lines.push_back(absl::StrCat(
         "packing: expected ", base::enum_name(expected.packing), ", found ", base::enum_name(found.packing)));
   }
-  for (const char* key : {kRanges, kVocabulary}) { // which few caches have
+  for (const char* key : {kRanges, kVocabulary, kOwnTokenizer}) { // which few caches have
     const Json value = wanted.value(key, Json()), other = has.value(key, Json());
     if (value != other && (value.is_null() || other.is_null())) {
       lines.push_back(absl::StrCat(key, ": expected ", value.dump(), ", found ", other.dump()));

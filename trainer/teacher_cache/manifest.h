@@ -23,12 +23,17 @@ inline constexpr int64_t kSparseVersion = 2;
 inline constexpr int64_t kConcatVersion = 3;
 inline constexpr int64_t kVocabularyVersion = 4; // of a teacher whose distribution is not over its first tokens
 
-// The keys of the configuration's teacher section that `distill verify` needs to compute rows again.
+inline constexpr int64_t kOwnTokensVersion = 5; // of hidden states of a teacher's own tokens
+
+// The keys of the configuration that `distill verify` needs to compute rows again.
 struct TeacherKeys {
   std::vector<std::string> ignore_config_keys;
   std::string tokenizer; // path; empty: the teacher's folder
   bool float8 = false; // teacher.dtype
   std::vector<std::string> float8_exceptions;
+  // Of rows of the teacher's own tokens:
+  std::string student_tokenizer; // path
+  std::vector<std::string> token_pairs;
 
   bool operator==(const TeacherKeys&) const = default;
 };
@@ -57,6 +62,9 @@ struct Manifest {
   std::string precision; // text: what the teacher computed in
   std::string compute_dtype; // float32 or bfloat16: of the lm_head in head/
   std::string tokenizer_hash; // of the token shards
+  // Where the rows are of tokens of a teacher with a tokenizer of its own (teacher.alignment: bytes): the tokenizer of
+  // the token shards' other texts, which head/ has. The tables in head/ have the order of the teacher's folder.
+  std::optional<base::Digest> own_tokenizer;
   std::optional<base::Digest> head; // head_hash() of the folder; nullopt: the program that wrote it did not record it
   int64_t seq_len = 0; // of the sequences that were captured, tokens
   int64_t teacher_seq_len = 0; // of those that the teacher read, with a teacher stream; 0: it read the same
@@ -71,6 +79,10 @@ struct Manifest {
   // Whether the form of the manifest is that of kVocabularyVersion.
   bool has_vocabulary() const {
     return vocabulary.has_value() || !rows.ranges.empty();
+  }
+  // Whether it has the members that came with kConcatVersion.
+  bool has_order() const {
+    return concat() || has_vocabulary() || own_tokenizer.has_value();
   }
   bool concat() const {
     return packing == data::PackingMode::kConcat;

@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "losses/options.h"
 #include "trainer/device/simulation.h"
 #include "trainer/teacher_cache/contexts.h"
+#include "trainer/teacher_cache/row_places.h"
 
 namespace distill::teacher_cache {
 namespace {
@@ -14,19 +14,16 @@ namespace {
 StretchEntry entry_of(
     const data::Batch& batch, const data::Stretch& stretch, uint32_t shard, uint64_t context,
     std::vector<int64_t>& tokens) {
-  const int64_t* targets = batch.targets_BS.const_data_ptr<int64_t>() + stretch.at;
-  const size_t before = tokens.size();
-  for (int64_t i = 0; i < stretch.tokens; ++i) {
-    if (targets[i] != losses::kIgnoreIndex) {
-      tokens.push_back(stretch.begin + i);
-    }
+  const std::vector<RowPlace> places = row_places(batch, stretch);
+  for (const RowPlace& place : places) {
+    tokens.push_back(place.token);
   }
   StretchEntry entry{};
   entry.shard = shard;
   entry.document = static_cast<uint32_t>(stretch.document);
   entry.begin = static_cast<uint64_t>(stretch.begin);
   entry.tokens = static_cast<uint32_t>(stretch.tokens);
-  entry.rows = static_cast<uint32_t>(tokens.size() - before);
+  entry.rows = static_cast<uint32_t>(places.size());
   entry.context = context;
   return entry;
 }

@@ -19,6 +19,7 @@
 #include "trainer/setup/read_model.h"
 #include "trainer/teacher_cache/cache_folder.h"
 #include "trainer/teacher_cache/index.h"
+#include "trainer/teacher_cache/row_places.h"
 
 namespace distill::trainer {
 namespace {
@@ -27,10 +28,13 @@ std::string gigabytes(int64_t bytes) {
   return absl::StrFormat("%.3g GB", 1e-9 * static_cast<double>(bytes));
 }
 
-// Counts the tokens of a document's stretch that may have a target. `followed`: the last one may have one too, the
+// Counts the tokens of a document's stretch that may have a row. `followed`: the last one may have one too, the
 // first token of the next document.
 int64_t count_rows(const data::Stretch& stretch, bool followed) {
   const data::Shard& shard = *stretch.shard;
+  if (stretch.teacher_tokens > 0) {
+    return static_cast<int64_t>(teacher_cache::own_text_rows(shard, stretch.document, stretch.teacher_tokens).size());
+  }
   const int64_t begin = shard.document_begin(stretch.document) + stretch.begin;
   const int64_t last = shard.document_begin(stretch.document + 1) - 1;
   const int64_t end = std::min(begin + stretch.tokens, last);
@@ -68,14 +72,14 @@ void divide(
   manifest.parts = static_cast<int64_t>(plan.parts.size());
   const int64_t head = manifest.rows.is_sparse() ? 0
                                                  : static_cast<int64_t>(c10::elementSize(environment.teacher_dtype)) *
-          (teacher.vocab_size + 1) * teacher.hidden_size;
+          (manifest.vocab_size + 1) * teacher.hidden_size;
   plan.bytes = plan.rows * manifest.rows.row_bytes() + head +
       stretches * static_cast<int64_t>(teacher_cache::stretch_bytes(manifest.part_version())) +
       manifest.parts * static_cast<int64_t>(sizeof(teacher_cache::PartHead) + sizeof(teacher_cache::PartFoot));
 }
 
 absl::Status plan_memory(
-    const config::Config& config, const models::ModelConfig& teacher, const plan::Target& target, bool teacher_stream,
+    const config::Config& config, const TeacherSpec& teacher, const plan::Target& target, bool teacher_stream,
     const plan::Machine& machine, int64_t device_bytes, CapturePlan& plan) {
   const int64_t others = target.environment.outside ? target.environment.outside->others : 0;
   plan.device_bytes = plan::usable_bytes(config.memory, device_bytes - others);
@@ -107,7 +111,7 @@ absl::StatusOr<CapturePlan> plan_capture(
       const plan::Machine machine,
       plan::choose_machine(config, environment.device.is_cuda(), device::device_info(environment.device).name));
   RETURN_IF_ERROR(plan_memory(
-      config, teacher, {environment, world_size, ranks_on_host}, plan.manifest.teacher_seq_len > 0, machine,
+      config, inputs.teacher, {environment, world_size, ranks_on_host}, plan.manifest.teacher_seq_len > 0, machine,
       device_bytes_of_rank(environment, ranks_on_host), plan));
   if (config.memory.on_overflow == config::OnOverflow::kRefuse) {
     RETURN_IF_ERROR(plan.check_fits());
@@ -121,13 +125,23 @@ absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
     return std::optional<CapturePlan>();
   }
   const config::Config own = capture_config(config, world_size);
-  ASSIGN_OR_RETURN(const TeacherSpec spec, read_teacher(own));
+  ASSIGN_OR_RETURN(const RunTokenizers tokenizers, read_tokenizers(own));
+  ASSIGN_OR_RETURN(const TeacherSpec spec, read_teacher(own, /*notes=*/nullptr, &tokenizers));
   const models::ModelConfig& teacher = spec.model().config;
   ASSIGN_OR_RETURN(const PaperDevice paper, device_on_paper(own));
   const Environment& environment = paper.environment;
   CapturePlan plan;
   ASSIGN_OR_RETURN(plan.manifest.rows, row_format(own, environment, spec));
   plan.manifest.packing = own.data.packing;
+  plan.manifest.vocab_size = teacher.vocab_size;
+  const bool own_tokens = spec.vocabulary().aligned;
+  if (own_tokens) {
+    if (plan.manifest.rows.is_sparse()) {
+      return std::optional<CapturePlan>(); // a capture is refused
+    }
+    plan.manifest.own_tokenizer = tokenizers.teacher->hash();
+    plan.manifest.vocab_size = spec.vocabulary().folder_rows;
+  }
   std::vector<std::string> paths;
   for (const std::vector<config::DataSet>* sets : {&own.data.train, &own.data.eval}) {
     for (const config::DataSet& set : *sets) {
@@ -139,13 +153,16 @@ absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
   bool teacher_stream = own.data.teacher_seq_len > 0;
   if (has_data) {
     data::TokenLimits limits;
-    limits.documents.rows = limits.teacher_texts.rows = teacher.vocab_size;
-    ASSIGN_OR_RETURN(const auto data, open_capture_data(own, /*tokenizers=*/{}, limits, /*pin_memory=*/false));
+    limits.documents.rows = limits.teacher_texts.rows = own_tokens ? 0 : teacher.vocab_size;
+    ASSIGN_OR_RETURN(
+        const auto data,
+        open_capture_data(
+            own, /*tokenizers=*/{}, limits, /*pin_memory=*/false, tokenizers.alignment_of(spec.vocabulary())));
     divide(own, environment, teacher, data, plan);
     teacher_stream = std::any_of(data.begin(), data.end(), [](const auto& set) { return set->teacher_seq_len() > 0; });
   }
   RETURN_IF_ERROR(plan_memory(
-      own, teacher, {environment, world_size, ranks_per_node}, teacher_stream, paper.machine,
+      own, spec, {environment, world_size, ranks_per_node}, teacher_stream, paper.machine,
       static_cast<int64_t>(paper.memory_bytes), plan));
   return std::optional(std::move(plan));
 }
@@ -158,8 +175,8 @@ std::vector<std::string> CapturePlan::lines(const std::string& folder) const {
     lines.push_back(absl::StrFormat("cache: %s, %d bytes for each token with a target (%s)", folder, width, row));
   } else {
     lines.push_back(absl::StrFormat(
-        "cache: %s, %d parts, %d tokens with a target of %d bytes each (%s), %s", folder, parts.size(), rows, width,
-        row, gigabytes(bytes)));
+        "cache: %s, %d parts, %d tokens with a target%s of %d bytes each (%s), %s", folder, parts.size(), rows,
+        manifest.own_tokenizer ? ", in the teacher's own tokens," : "", width, row, gigabytes(bytes)));
   }
   for (std::string& line : plan::memory_lines(memory, {.device = device_bytes})) {
     lines.push_back(std::move(line));

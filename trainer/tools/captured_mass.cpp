@@ -26,7 +26,7 @@ absl::Status check_captured_mass(
   RETURN_IF_ERROR(sharding::agree(mesh, batch.status()));
   const double softcap = teacher.config().final_softcap;
   losses::LinearHeadInputs head; // the teacher as a student without a teacher
-  head.hidden_NH = step.hidden(*batch, places_with_target(*batch));
+  head.hidden_NH = step.hidden(*batch, places_with_rows(*batch));
   head.weight_VH = teacher.lm_head_weight();
   head.columns = vocabulary.columns;
   const losses::LossOptions options{

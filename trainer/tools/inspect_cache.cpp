@@ -23,6 +23,7 @@
 #include "trainer/step/loaded_models.h"
 #include "trainer/teacher_cache/cache_folder.h"
 #include "trainer/teacher_cache/index.h"
+#include "trainer/teacher_cache/row_places.h"
 #include "trainer/teacher_cache/sparse_format.h"
 #include "trainer/tools/inspect_documents.h"
 
@@ -112,6 +113,12 @@ std::string describe_cache_folder(const teacher_cache::Index& index) {
                   : "",
               manifest.concat() ? ", cut from one stream of documents" : ", of whole documents")),
       line("tokenizer hash", manifest.tokenizer_hash));
+  if (manifest.own_tokenizer) {
+    absl::StrAppend(
+        &text,
+        line(
+            "", absl::StrCat(base::hex(*manifest.own_tokenizer), " of the teacher, whose rows are of its own tokens")));
+  }
   for (uint32_t number = 0; number < manifest.data.size(); ++number) {
     const DataFile& file = manifest.data[number];
     const Covered covered = covered_by(index, number);
@@ -247,13 +254,13 @@ class DocumentPrinter {
     if (index_.manifest().masks) {
       RETURN_IF_ERROR(data::leave_out_masked(shard, without_columns(index_.manifest().rows, shard)).status());
     }
-    std::vector<int64_t> ids(static_cast<size_t>(shard.document_length(place.document)));
-    RETURN_IF_ERROR(shard.read_tokens(shard.document_begin(place.document), absl::MakeSpan(ids)));
+    ASSIGN_OR_RETURN(const std::vector<int64_t> ids, tokens_of(shard, place.document));
     const auto all = index_.document(place.shard, static_cast<uint32_t>(place.document));
     std::vector<StretchPlace> stretches; // data.train and data.eval may have the same document
     std::unique_copy(all.begin(), all.end(), std::back_inserter(stretches), is_same);
     std::string out = absl::StrFormat(
-        "document %d of %s: %d tokens, %s\n", place.number, fs::path(shard.path()).filename().string(), ids.size(),
+        "document %d of %s: %d tokens%s, %s\n", place.number, fs::path(shard.path()).filename().string(), ids.size(),
+        has_own_tokens() ? " of the teacher's own" : "",
         stretches.empty()
             ? "no row in the cache"
             : absl::StrCat(stretches.size(), stretches.size() == 1 ? " stretch" : " stretches", " in the cache"));
@@ -268,6 +275,42 @@ class DocumentPrinter {
   }
 
  private:
+  bool has_own_tokens() const { // the teacher: rows are of its text
+    return index_.manifest().own_tokenizer.has_value();
+  }
+
+  // The tokens whose predictions are in the cache.
+  absl::StatusOr<std::vector<int64_t>> tokens_of(const data::Shard& shard, int64_t document) const {
+    std::vector<int64_t> ids(
+        static_cast<size_t>(has_own_tokens() ? shard.teacher_length(document) : shard.document_length(document)));
+    RETURN_IF_ERROR(
+        has_own_tokens() ? shard.read_teacher_tokens(shard.teacher_begin(document), absl::MakeSpan(ids))
+                         : shard.read_tokens(shard.document_begin(document), absl::MakeSpan(ids)));
+    return ids;
+  }
+
+  // The places of a stretch's rows among them. A row belongs to a token with a target: the next token is in the loss.
+  // The last token of a document that another one follows in the stream may have one, too.
+  std::vector<int64_t> places_of(
+      const data::Shard& shard, int64_t document, const StretchPlace& stretch, int64_t length) const {
+    std::vector<int64_t> places;
+    if (has_own_tokens()) {
+      places = teacher_cache::own_text_rows(shard, document, length);
+      places.resize(std::min<size_t>(places.size(), stretch.entry.rows));
+      return places;
+    }
+    const auto begin = static_cast<int64_t>(stretch.entry.begin), end = begin + stretch.entry.tokens;
+    for (int64_t at = begin; at < std::min(end, length - 1); ++at) {
+      if (shard.has_target(shard.document_begin(document) + at + 1)) {
+        places.push_back(at);
+      }
+    }
+    if (places.size() < stretch.entry.rows) {
+      places.push_back(length - 1);
+    }
+    return places;
+  }
+
   std::string token(int64_t id) const {
     if (text_ == nullptr) {
       return absl::StrCat(id);
@@ -292,22 +335,14 @@ class DocumentPrinter {
     return rows_RW;
   }
 
-  // Prints the tokens of a stretch with their predictions. A row belongs to a token with a target: the next token is in
-  // the loss. The last token of a document that another one follows in the stream may have one, too.
+  // Prints the tokens of a stretch with their predictions.
   absl::Status print_stretch(
       const data::Shard& shard, int64_t document, const StretchPlace& stretch, const std::vector<int64_t>& ids,
       int64_t limit, std::string& out) {
-    const int64_t first = shard.document_begin(document), length = static_cast<int64_t>(ids.size());
-    const auto begin = static_cast<int64_t>(stretch.entry.begin), end = begin + stretch.entry.tokens;
-    std::vector<int64_t> places;
-    for (int64_t at = begin; at < std::min(end, length - 1); ++at) {
-      if (shard.has_target(first + at + 1)) {
-        places.push_back(at);
-      }
-    }
-    if (places.size() < stretch.entry.rows) {
-      places.push_back(length - 1);
-    }
+    const auto length = static_cast<int64_t>(ids.size());
+    const auto begin = static_cast<int64_t>(stretch.entry.begin);
+    const std::vector<int64_t> places = places_of(shard, document, stretch, length);
+    const int64_t end = has_own_tokens() ? (places.empty() ? 1 : places.back() + 2) : begin + stretch.entry.tokens;
     ASSIGN_OR_RETURN(const at::Tensor rows_RW, rows_of(stretch));
     if (places.size() != stretch.entry.rows) {
       return absl::DataLossError(absl::StrFormat(
@@ -350,13 +385,14 @@ absl::StatusOr<std::optional<data::TokenText>> tokenizer_of(const InspectRequest
   if (!text.ok()) {
     return named ? absl::StatusOr<std::optional<data::TokenText>>(text.status()) : std::optional<data::TokenText>();
   }
-  if (base::hex(text->tokenizer_hash()) != manifest.tokenizer_hash) {
+  const std::string expected = manifest.own_tokenizer ? base::hex(*manifest.own_tokenizer) : manifest.tokenizer_hash;
+  if (base::hex(text->tokenizer_hash()) != expected) {
     if (!named) {
       return std::optional<data::TokenText>();
     }
     return absl::InvalidArgumentError(absl::StrCat(
-        "--tokenizer: expected the tokenizer of the cache's data (hash ", manifest.tokenizer_hash, "), found ",
-        text->path(), " (hash ", base::hex(text->tokenizer_hash()), ")"));
+        "--tokenizer: expected the tokenizer of the cache's data (hash ", expected, "), found ", text->path(),
+        " (hash ", base::hex(text->tokenizer_hash()), ")"));
   }
   return std::optional(*std::move(text));
 }

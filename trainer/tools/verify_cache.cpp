@@ -13,6 +13,7 @@
 #include "trainer/setup/inputs.h"
 #include "trainer/setup/resolve_environment.h"
 #include "trainer/step/loaded_models.h"
+#include "trainer/teacher/aligned_teacher.h"
 #include "trainer/teacher/capture_step.h"
 #include "trainer/teacher/captured_rows.h"
 #include "trainer/teacher/token_batch.h"
@@ -35,6 +36,11 @@ config::Config config_of(const CacheCheckRequest& request, const Manifest& manif
   if (manifest.vocabulary) { // the teacher's tokens have the numbers of a student, whose tokenizer the cache has
     config.teacher.missing_tokens = manifest.masks ? config::MissingTokens::kMask : config::MissingTokens::kRefuse;
     config.student.tokenizer = absl::StrCat(request.cache, "/", teacher_cache::kHeadFolder);
+  }
+  if (manifest.own_tokenizer) {
+    config.teacher.alignment = config::Alignment::kBytes;
+    config.teacher.token_pairs = manifest.teacher_keys.token_pairs;
+    config.student.tokenizer = manifest.teacher_keys.student_tokenizer;
   }
   config.teacher.float8_exceptions = manifest.teacher_keys.float8_exceptions;
   config.teacher.dtype = manifest.teacher_keys.float8 ? config::ComputeDtype::kFloat8 : config.teacher.dtype;
@@ -74,23 +80,31 @@ struct Difference {
 // A teacher that computes what a cache stores. N tokens, R of them with a target, G hidden size, W bytes of a row.
 class Recomputation {
  public:
-  Recomputation(const config::Config& config, sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows)
-      : config_(config), teacher_(teacher), rows_(rows), step_(config, teacher, rows) {}
+  Recomputation(
+      const config::Config& config, sharding::ModelShards& teacher, const teacher_cache::RowFormat& rows,
+      const Vocabulary& vocabulary)
+      : config_(config),
+        teacher_(teacher),
+        rows_(rows),
+        step_(config, teacher, rows),
+        bias_V_(excluding_biases(
+            vocabulary.empty_rows, teacher.config().vocab_size, /*temperature=*/1,
+            at::TensorOptions().dtype(teacher.options().compute_dtype).device(teacher.options().device))) {}
 
   void compare(const data::Batch& batch, Difference& difference) {
     const at::Device device = teacher_.options().device;
-    const at::Tensor places_R = places_with_target(batch);
+    const at::Tensor places_R = places_with_rows(batch);
     const at::Tensor hidden_RG = step_.hidden(batch, places_R);
     const at::Tensor stored_RW = copy_to_device(batch.teacher_rows_NW.index_select(0, places_R), device);
     const at::Tensor now_RW = rows_of_teacher(rows_, batch, teacher_, hidden_RG, config_.chunks);
-    difference.tokens += batch.valid_tokens;
+    difference.tokens += places_R.size(0);
     difference.equal += now_RW.eq(stored_RW).all(1).sum().item<int64_t>();
     losses::LinearHeadInputs inputs;
-    inputs.targets_N = copy_to_device(batch.targets_BS.flatten().index_select(0, places_R), device);
-    inputs.valid_tokens = batch.valid_tokens;
     const int64_t unit = teacher_.head_unit();
     inputs.weight_VH = teacher_.lm_head_weight();
     if (rows_.is_sparse()) {
+      inputs.targets_N = copy_to_device(batch.targets_BS.flatten().index_select(0, places_R), device);
+      inputs.valid_tokens = batch.valid_tokens;
       compare_tokens(inputs, hidden_RG, stored_RW, difference);
     } else {
       compare_hidden(inputs, hidden_RG, stored_RW, difference);
@@ -111,6 +125,7 @@ class Recomputation {
       Difference& difference) const {
     inputs.teacher_hidden_NG = hidden_RG;
     inputs.teacher_weight_VG = inputs.weight_VH;
+    inputs.bias_V = inputs.teacher_bias_V = bias_V_;
     inputs.hidden_NH = teacher_cache::decode(rows_, stored_RW, hidden_RG.scalar_type());
     inputs.columns = rows_.ranges;
     losses::LossOptions options;
@@ -150,6 +165,7 @@ class Recomputation {
   sharding::ModelShards& teacher_;
   teacher_cache::RowFormat rows_;
   CaptureStep step_;
+  at::Tensor bias_V_; // excludes rows without a token; undefined: all have one, or the columns say it
 };
 
 std::string describe(const teacher_cache::RowFormat& rows, const Difference& found) {
@@ -242,7 +258,7 @@ absl::Status recompute(
   ASSIGN_OR_RETURN(
       const auto teacher,
       load_model(environment, inputs.teacher.model(), Role::kTeacher, {.progress = config::ProgressStyle::kAuto}));
-  Recomputation again(config, *teacher, manifest.rows);
+  Recomputation again(config, *teacher, manifest.rows, inputs.teacher.vocabulary());
   Difference difference;
   const int64_t micro = config.train.micro_batch_size;
   const auto batches = draw(inputs, request, micro);

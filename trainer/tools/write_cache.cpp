@@ -152,7 +152,8 @@ absl::Status Capture::check_precision() const {
 
 // All ranks gather the head of hidden states, and rank 0 writes it; then it makes the folder a cache.
 absl::Status Capture::write_head() {
-  const teacher_cache::TeacherHead head = gather_head(*teacher_.weights, plan_.manifest.rows, mesh_.is_main());
+  const teacher_cache::TeacherHead head =
+      gather_head(*teacher_.weights, plan_.manifest.rows, inputs_.teacher.vocabulary(), mesh_.is_main());
   if (!mesh_.is_main()) {
     return absl::OkStatus();
   }

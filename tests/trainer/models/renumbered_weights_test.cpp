@@ -66,5 +66,14 @@ TEST_F(RenumberedWeightsTest, RowsOfTablesAreInTheOtherOrderAndAllElseIsTheSame)
   }
 }
 
+TEST(InSourceOrderTest, IsTheTableWithoutTheRowsThatWereNotRead) {
+  const at::Tensor table = at::arange(12).view({6, 2}) + 1;
+  const std::vector<int64_t> rows = {4, -1, 0, 1};
+  const at::Tensor loaded = table.index_select(0, at::tensor({4, 0, 0, 1}));
+  const at::Tensor found = in_source_order(loaded, rows, 6);
+  EXPECT_TRUE(at::equal(found.index_select(0, at::tensor({0, 1, 4})), table.index_select(0, at::tensor({0, 1, 4}))));
+  EXPECT_FALSE(found.index_select(0, at::tensor({2, 3, 5})).any().item<bool>());
+}
+
 } // namespace
 } // namespace distill::models

@@ -89,6 +89,33 @@ TEST(Manifest, OfATeacherWithOtherIdsReadsBackAsWritten) {
   }
 }
 
+TEST(Manifest, OfTheTeachersOwnTokensReadsBackAsWritten) {
+  const Manifest plain = tiny_manifest();
+  Manifest manifest = plain;
+  manifest.own_tokenizer = base::sha256("its", 3);
+  manifest.teacher_keys.student_tokenizer = "models/student";
+  manifest.teacher_keys.token_pairs = {"a=b"};
+  const std::string text = to_json(manifest);
+  const auto back = parse_manifest(text, "manifest.json");
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(to_json(*back), text);
+  EXPECT_EQ(back->own_tokenizer, manifest.own_tokenizer);
+  EXPECT_EQ(back->teacher_keys, manifest.teacher_keys);
+  EXPECT_NE(manifest.id(), plain.id());
+  EXPECT_THAT(differences(manifest, plain), ElementsAre(HasSubstr("teacher_tokenizer_hash: expected \"")));
+  EXPECT_EQ(differences(plain, manifest).size(), 1U);
+  Manifest other = manifest;
+  other.teacher_keys = {}; // are like paths
+  EXPECT_EQ(other.id(), manifest.id());
+  for (const auto& [from, to, says] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"\"packing\": \"pack\"", "\"packing\": \"concat\"", "packing: expected pack"},
+           {"\"teacher_tokenizer_hash\"", "\"none\"", "teacher_tokenizer_hash: expected a text"}}) {
+    std::string changed = text;
+    changed.replace(changed.find(from), from.size(), to);
+    EXPECT_THAT(std::string(parse_manifest(changed, "m.json").status().message()), HasSubstr(says));
+  }
+}
+
 TEST(Manifest, RangesThatAreNoneAreNamed) {
   Manifest manifest = sampled_manifest();
   manifest.rows.ranges = {{0, 7}, {9, 30}};
@@ -186,10 +213,10 @@ TEST(Manifest, EveryOtherDifferenceIsNamedWithBothValues) {
 
 TEST(Manifest, AnotherVersionIsNamedWithBoth) {
   std::string text = to_json(tiny_manifest());
-  text.replace(text.find("\"version\": 1"), 12, "\"version\": 5");
+  text.replace(text.find("\"version\": 1"), 12, "\"version\": 6");
   const absl::Status status = parse_manifest(text, "manifest.json").status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("manifest.json: version: expected 1 to 4, found 5"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("manifest.json: version: expected 1 to 5, found 6"));
 }
 
 TEST(Manifest, WrongMembersAreNamed) {

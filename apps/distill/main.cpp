@@ -3,6 +3,7 @@
 #include "apps/distill/commands.h"
 #include "trainer/config/help.h"
 #include "trainer/device/libtorch_messages.h"
+#include "trainer/launch/end_process.h"
 #include "trainer/launch/exit_code.h"
 #include "trainer/launch/standard_streams.h"
 #include "trainer/launch/supervised_process.h"
@@ -87,16 +88,17 @@ int run(int argc, const char* const* argv) {
 // All exceptions end here.
 int main(int argc, char** argv) {
   if (const std::optional<int> code = distill::launch::run_supervisor(argc, argv)) {
-    return *code;
+    distill::launch::end_process(*code);
   }
   distill::launch::prepare_standard_streams();
   distill::device::prepare_libtorch_messages(distill::metrics::log_warning);
+  int code = distill::launch::kRuntimeFailure;
   try {
-    return distill::cli::run(argc, argv);
+    code = distill::cli::run(argc, argv);
   } catch (const std::exception& error) {
     const std::string text = distill::device::error_text(error);
     distill::metrics::write_trace(text, distill::device::newest_trace());
     distill::cli::print_error(text.c_str());
   }
-  return distill::launch::kRuntimeFailure;
+  distill::launch::end_process(code);
 }

@@ -1,10 +1,10 @@
 import os
 import shutil
-import subprocess
 
 import pytest
 
 from program import distill_program
+from program_runs import run_program
 
 
 @pytest.fixture(scope="session")
@@ -15,15 +15,7 @@ def distill():
 
     def run(folder, *args, timeout=120):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.run(
-            [str(program), *args],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-        )
+        return run_program([program, *args], environment, cwd=folder, timeout=timeout, errors="replace")
 
     return run
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+import program_runs
 from token_shard import write_shard
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -301,9 +302,7 @@ def environment(threads=1):
 
 def distill(*arguments, code=SUCCESS, threads=1):
     """Runs the program to its end and checks its exit code, which is `code`, or one of a tuple."""
-    done = subprocess.run(
-        [binary(), *map(str, arguments)], capture_output=True, text=True, timeout=120, env=environment(threads)
-    )
+    done = program_runs.run_program([binary(), *arguments], env=environment(threads))
     assert done.returncode in (code if isinstance(code, tuple) else (code,)), (
         f"distill {' '.join(map(str, arguments))}: expected exit code {code}, found {done.returncode}\n"
         f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

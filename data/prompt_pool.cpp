@@ -37,12 +37,6 @@ absl::StatusOr<PromptPool::Cut> PromptPool::cut(
   }
   if (options_.teacher_stream) {
     RETURN_IF_ERROR(check_teacher_tokens(shard, document, alignment));
-    if (alignment == nullptr && any_alignment_ && shard.teacher_length(document) > 0) {
-      return absl::UnimplementedError(absl::StrCat(
-          shard.path(), ": document ", document,
-          ": expected no text of the teacher's own where another teacher has a tokenizer of its own "
-          "(teacher.alignment: bytes), found one; leave it out (teacher_messages, teacher_prompt)"));
-    }
   }
   if (alignment != nullptr && answer < length && answer <= 1) {
     int64_t first = 0;
@@ -67,8 +61,6 @@ absl::StatusOr<std::unique_ptr<PromptPool>> PromptPool::open(const PromptPoolOpt
   base::ProblemList problems;
   auto pool = std::make_unique<PromptPool>();
   pool->options_ = options;
-  pool->any_alignment_ = std::any_of(
-      options.alignments.begin(), options.alignments.end(), [](const auto& alignment) { return alignment != nullptr; });
   std::vector<double> weights;
   for (const DataSource& spec : options.sources) {
     std::optional<std::vector<Shard>> shards = problems.take(open_shards(spec.path));

@@ -85,7 +85,6 @@ class PromptPool {
   }
 
   PromptPoolOptions options_;
-  bool any_alignment_ = false; // of options_.alignments
   std::vector<Source> sources_;
   std::unique_ptr<Mixer> mixer_;
   ShardHeader header_{};

@@ -21,10 +21,10 @@ constexpr int64_t kJudged[] = {losses::kLoss,      losses::kHard,           loss
 constexpr int64_t kNumJudged = std::size(kJudged);
 
 // The mean over the on-policy tokens of the samples of `batch`, each of whose documents is whole.
-double engine_mean(const onpolicy::Round& round, const data::Batch& batch) {
+double engine_mean(const onpolicy::Round& round, const onpolicy::RoundShards& shards, const data::Batch& batch) {
   double sum = 0;
   for (const data::Stretch& stretch : batch.stretches) {
-    sum += round.engine_logprobs.at(static_cast<size_t>(stretch.document));
+    sum += round.engine_logprobs.at(static_cast<size_t>(shards.number(*stretch.shard, stretch.document)));
   }
   return sum / static_cast<double>(batch.valid_tokens);
 }
@@ -46,7 +46,8 @@ std::vector<bool> compared_tokens(const data::Batch& batch, const losses::SpanOp
 
 // `batch`: the samples of all ranks together; ranks_RJN: the metrics kJudged of each rank's N tokens, float.
 std::vector<onpolicy::JudgedCompletion> judged_completions(
-    const data::Batch& batch, const at::Tensor& ranks_RJN, const losses::SpanOptions& spans) {
+    const data::Batch& batch, const onpolicy::RoundShards& shards, const at::Tensor& ranks_RJN,
+    const losses::SpanOptions& spans) {
   const std::vector<bool> compared = compared_tokens(batch, spans);
   const auto values = ranks_RJN.accessor<float, 3>();
   const at::Tensor targets_T = batch.targets_BS.flatten();
@@ -54,7 +55,7 @@ std::vector<onpolicy::JudgedCompletion> judged_completions(
   const int64_t tokens = ranks_RJN.size(2);
   std::vector<onpolicy::JudgedCompletion> completions;
   for (const data::Stretch& stretch : batch.stretches) {
-    onpolicy::JudgedCompletion completion{stretch.document};
+    onpolicy::JudgedCompletion completion{shards.number(*stretch.shard, stretch.document)};
     for (int64_t at = stretch.at; at < stretch.at + stretch.tokens; ++at) {
       if (targets[at] == losses::kIgnoreIndex) {
         continue; // the next token is one of the prompt, or there is none
@@ -231,8 +232,9 @@ absl::StatusOr<std::optional<RoundCheck>> check_round(
     const auto all = round.data->batch(0, mesh.samples_together(samples));
     status = all.status();
     if (all.ok()) {
-      check.engine_logprob = engine_mean(round, *all);
-      check.completions = judged_completions(*all, ranks_RJN, config.onpolicy_spans);
+      const onpolicy::RoundShards shards(round.data->shards());
+      check.engine_logprob = engine_mean(round, shards, *all);
+      check.completions = judged_completions(*all, shards, ranks_RJN, config.onpolicy_spans);
       check.positions = onpolicy::by_position(check.completions, check.most);
     }
   }

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -389,34 +390,95 @@ def test_held_out_prompts_and_the_teachers_own_prompts(tmp_path, config, pair, q
     assert report["reverse_kl"] == pytest.approx(held_out["reverse_kl"], rel=1e-5)
 
 
-def test_beside_a_teacher_with_the_students_tokenizer(tmp_path, config, pair, questions):
+@pytest.fixture
+def three_teachers(tmp_path, config, pair, questions):
+    """config(name, engine, **sections): two teachers with tokenizers of their own, and one with the student's that has
+    its own prompts."""
+    third = other_tokenizers.make_tokenizer(
+        tmp_path / "third", [(tiny.REPOSITORY / "docs" / "ranks.md").read_text()], 380, ["<|end|>", "<|x|>"]
+    )
+    other_tokenizers.with_model(third, "llama", 4, hidden=64)
     same = other_tokenizers.copy_of(pair[0], tmp_path / "same")
     other_tokenizers.with_model(same, "llama", 5, hidden=64)
-    halves = {"other": questions[::2], "same": questions[1::2]}
-    folders = {}
-    for name, part in halves.items():
-        records = [{"prompt": question, "completion": "x"} for question in part]
-        folders[name] = other_tokenizers.tokenize(*pair, records, tmp_path / name, "--prompts")[0]
-    plain = other_tokenizers.shard_file.Shard(
-        other_tokenizers.shard_file.ShardSpec(330, tokenizer_hash(pair[0])),
-    )
-    for tokens, in_loss, _, _ in other_tokenizers.documents_of(folders["same"]):
-        plain.add(tokens, in_loss)
-    plain.write(tmp_path / "plain.dtok")
-    settings = config("run", train={"micro_batch_size": 1})
-    other = {"name": "other", **settings.pop("teacher")}
-    settings["teachers"] = [other, {"name": "same", "path": str(same)}]
-    settings["onpolicy"]["prompts"] = [
-        {"path": folders["other"], "teacher": "other"}, {"path": str(tmp_path / "plain.dtok"), "teacher": "same"},
-    ]  # fmt: skip
+    records = [{"prompt": question, "completion": "x"} for question in questions]
+    shards = {
+        name: other_tokenizers.tokenize(pair[0], teacher, part, tmp_path / f"{name}-prompts", "--prompts")[0]
+        for name, teacher, part in (("other", pair[1], records[::3]), ("third", third, records[1::3]))
+    }
+    own = [one | {"teacher_prompt": "Say no: " + one["prompt"]} for one in records[2::3]]
+    source = tmp_path / "own.jsonl"
+    source.write_text("".join(json.dumps(one) + "\n" for one in own))
+    shards["same"] = str(tmp_path / "same-prompts")
+    words = [tiny.REPOSITORY / "scripts/tokenize.py", "--tokenizer", pair[0], "--output", shards["same"], "--prompts"]
+    subprocess.run([sys.executable, *map(str, words), str(source), "--quiet"], check=True, capture_output=True)
+
+    def build(name, engine=None, **sections):
+        settings = config(name, engine, **sections)
+        settings["train"]["micro_batch_size"] = 1
+        settings["onpolicy"]["completions"] = 12
+        by_bytes = {"alignment": "bytes"}
+        settings["teachers"] = [
+            {"name": "other", "path": settings.pop("teacher")["path"]} | by_bytes,
+            {"name": "same", "path": str(same)},
+            {"name": "third", "path": str(third)} | by_bytes,
+        ]
+        weights = {"other": 1, "same": 1, "third": 3}  # the first sequences are of the last shard
+        settings["onpolicy"]["prompts"] = [
+            {"path": path, "teacher": name, "weight": weights[name]} for name, path in shards.items()
+        ]
+        return settings
+
+    return build
+
+
+def test_teachers_with_several_tokenizers_have_a_shard_each(tmp_path, three_teachers, pair):
+    script = f"{sys.executable} {SCRIPT} --model {{model}} --prompts {{prompts}} --output {{output}}"
+    settings = three_teachers("run", script, onpolicy={"max_bad": 0.5})
     run = tiny.train(tmp_path, settings)
-    named = {line["teacher"] for line in completions(run, 0)}
-    assert named == {"other", "same"}
-    for line in completions(run, 0):
-        assert ("teacher_ids" in line) == (line["teacher"] == "other")
+    for number in range(3):
+        lines = completions(run, number)
+        assert {line["teacher"] for line in lines} == {"other", "same", "third"}
+        in_order = [[line for line in lines if line["teacher"] == name] for name in ("same", "other", "third")]
+        for place, own in enumerate(in_order):
+            shard = round_folder(run, number) / f"shard-{place:05d}.dtok"
+            _, tokens, masks = other_tokenizers.shard_file.read(shard)
+            its = other_tokenizers.shard_file.read_teacher(shard)
+            for line, ids, mask, (its_ids, its_mask) in zip(own, tokens, masks, its, strict=True):
+                assert ids[mask].tolist() == line["completion_ids"]
+                assert its_ids[its_mask].tolist() == line.get("teacher_ids", line["completion_ids"])
+                assert ("teacher_ids" in line) == (line["teacher"] != "same")
+                if line["teacher"] == "same":
+                    assert tokenizer_of(pair[0]).decode(its_ids[~its_mask].tolist()).startswith("Say no: ")
+        in_order = [line for own in in_order for line in own]
+        for one in judged(run, number)["completions"]:
+            line = in_order[one["document"]]
+            assert line["teacher"] == "third" and one["document"] > 4
+            assert one["ids"] == line["completion_ids"]
+            np.testing.assert_allclose(one["logprob"], line["logprobs"], atol=1e-3)
+    log = (run / "log.txt").read_text()
+    for own, engine in re.findall(r"mean log-probability (-[0-9.]+) nats, the engine's (-[0-9.]+)", log):
+        assert float(own) == pytest.approx(float(engine), abs=1e-3)
     steps = tiny.read_metrics(run)[0]
-    assert any("boundary_share" in step["teachers"].get("other", {}) for step in steps)
-    assert all("boundary_share" not in step["teachers"].get("same", {}) for step in steps)
+    for name in ("other", "same", "third"):
+        of_teacher = [step["teachers"][name] for step in steps if name in step["teachers"]]
+        assert of_teacher and all(("boundary_share" in one) == (name != "same") for one in of_teacher)
+    assert tiny.distill("verify", run).stdout.count("on-policy round, ") == 3
+
+
+def test_rounds_of_several_shards_are_resumed_and_replayed(tmp_path, three_teachers):
+    checkpoint = {"every": 1, "keep": 10}
+    whole = tiny.train(tmp_path, three_teachers("whole", checkpoint=checkpoint))
+    half = three_teachers("half", checkpoint=checkpoint, train={"steps": 6})
+    run = tiny.train(tmp_path, half)
+    tiny.distill("--config", tiny.write_config(tmp_path, half), "--resume-from", run / "checkpoints" / "step-3")
+    assert losses(run) == losses(whole) and weights_of(run) == weights_of(whole)
+    tiny.distill("replay", "--config", tmp_path / "config.yaml", "--step", 4)
+    assert losses(run / "replay-4")[-1] == losses(whole)[3]
+    second = round_folder(run, 1) / "shard-00001.dtok"
+    shutil.copy(round_folder(run, 0) / "shard-00001.dtok", second)
+    arguments = ("--resume-from", run / "checkpoints" / "step-3")
+    error = tiny.distill("--config", tiny.write_config(tmp_path, half), *arguments, code=(1, 2)).stderr
+    assert "expected the round in which the checkpoint was saved" in error
 
 
 def test_texts_are_cut_at_the_same_byte_in_both(tmp_path, config, pair):

@@ -126,14 +126,15 @@ int64_t prompt_length(const data::Shard& shard, int64_t document) {
 }
 
 absl::StatusOr<Json> completion_json(
-    const JudgedCompletion& judged, const data::Shard& shard, const data::TokenText* text) {
+    const JudgedCompletion& judged, const RoundShards& shards, const data::TokenText* text) {
   absl::Status status;
-  const std::vector<int64_t> ids = ids_of(shard, judged.document, status);
+  const auto [shard, document] = shards.find(judged.document);
+  const std::vector<int64_t> ids = ids_of(*shard, document, status);
   RETURN_IF_ERROR(status);
-  const int64_t prompt = prompt_length(shard, judged.document), length = static_cast<int64_t>(ids.size()) - prompt;
+  const int64_t prompt = prompt_length(*shard, document), length = static_cast<int64_t>(ids.size()) - prompt;
   if (length != static_cast<int64_t>(judged.tokens.size())) {
     return absl::InternalError(absl::StrFormat(
-        "%s: document %d: expected %d judged tokens, those of its completion, found %d", shard.path(), judged.document,
+        "%s: document %d: expected %d judged tokens, those of its completion, found %d", shard->path(), document,
         length, judged.tokens.size()));
   }
   const int64_t first = std::max<int64_t>(0, prompt - kPromptTokens), stored = std::min(length, kTokens);
@@ -170,16 +171,17 @@ absl::StatusOr<Json> completion_json(
   return json;
 }
 
-absl::Status check_completion(const Json& completion, const data::Shard& shard) {
+absl::Status check_completion(const Json& completion, const RoundShards& shards) {
   const auto document = completion.value("document", int64_t{-1});
-  if (document < 0 || document >= shard.documents()) {
-    return absl::DataLossError(absl::StrFormat("document %d of %d", document, shard.documents()));
+  if (document < 0 || document >= shards.documents()) {
+    return absl::DataLossError(absl::StrFormat("document %d of %d", document, shards.documents()));
   }
   absl::Status status;
-  const std::vector<int64_t> ids = ids_of(shard, document, status);
+  const auto [shard, in_shard] = shards.find(document);
+  const std::vector<int64_t> ids = ids_of(*shard, in_shard, status);
   RETURN_IF_ERROR(status);
   const auto own = completion.value("ids", std::vector<int64_t>());
-  const int64_t prompt = prompt_length(shard, document);
+  const int64_t prompt = prompt_length(*shard, in_shard);
   const int64_t stored = std::min(static_cast<int64_t>(ids.size()) - prompt, kTokens);
   if (own != std::vector<int64_t>(ids.begin() + prompt, ids.begin() + prompt + stored)) {
     return absl::DataLossError(absl::StrFormat("document %d: other ids than the token shard's", document));
@@ -241,7 +243,7 @@ std::string position_warning(const std::vector<PositionMeans>& positions, int64_
 }
 
 absl::StatusOr<Json> judged_json(
-    const std::vector<JudgedCompletion>& completions, int64_t most, const data::Shard& shard,
+    const std::vector<JudgedCompletion>& completions, int64_t most, const RoundShards& shards,
     const data::TokenText* text) {
   int64_t tokens = 0;
   for (const JudgedCompletion& completion : completions) {
@@ -261,13 +263,13 @@ absl::StatusOr<Json> judged_json(
   }
   Json& shown = json["completions"] = Json::array();
   for (size_t i = 0; i < std::min(completions.size(), kCompletions); ++i) {
-    ASSIGN_OR_RETURN(Json completion, completion_json(completions[i], shard, text));
+    ASSIGN_OR_RETURN(Json completion, completion_json(completions[i], shards, text));
     shown.push_back(std::move(completion));
   }
   return json;
 }
 
-absl::Status check_judged(const Json& judged, const data::Shard& shard, const std::string& file) {
+absl::Status check_judged(const Json& judged, const RoundShards& shards, const std::string& file) {
   const auto wrong = [&](const std::string& what) { return absl::DataLossError(absl::StrCat(file, ": ", what)); };
   if (!judged.is_object() || judged.value("format", Json()) != kFormat || !judged.contains("positions") ||
       !judged["positions"].is_array() || !judged.contains("completions") || !judged["completions"].is_array()) {
@@ -282,7 +284,7 @@ absl::Status check_judged(const Json& judged, const data::Shard& shard, const st
       return wrong(absl::StrFormat("expected %s tokens by position, found %d", judged["tokens"].dump(), tokens));
     }
     for (const Json& completion : judged["completions"]) {
-      if (const absl::Status status = check_completion(completion, shard); !status.ok()) {
+      if (const absl::Status status = check_completion(completion, shards); !status.ok()) {
         return wrong(std::string(status.message()));
       }
     }

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "data/shard.h"
 #include "data/token_text.h"
+#include "trainer/onpolicy/round_shards.h"
 
 // What is said of a round's first completions, before they are learned, by the student that is about to learn them and
 // by the teacher: judged.json in the round's folder (docs/onpolicy.md).
@@ -27,7 +27,7 @@ struct JudgedToken {
 };
 
 struct JudgedCompletion {
-  int64_t document = 0; // of the round's token shard
+  int64_t document = 0; // of the round's shards
   std::vector<JudgedToken> tokens; // of the completion, from its first one on
 };
 
@@ -52,14 +52,14 @@ EarlyAndLate early_and_late(const std::vector<PositionMeans>& positions, int64_t
 // it does not, or there are too few tokens to say so.
 std::string position_warning(const std::vector<PositionMeans>& positions, int64_t most);
 
-// The content of judged.json: the means by position, and the first completions token by token. `shard`: the round's;
+// The content of judged.json: the means by position, and the first completions token by token. `shards`: the round's;
 // `text`: of the student's tokenizer; null: texts are not known, and are null.
 absl::StatusOr<nlohmann::ordered_json> judged_json(
-    const std::vector<JudgedCompletion>& completions, int64_t most, const data::Shard& shard,
+    const std::vector<JudgedCompletion>& completions, int64_t most, const RoundShards& shards,
     const data::TokenText* text);
 
-// DataLoss: `judged`, the content of judged.json, is damaged, or is not about the shard. `file` names it in the
+// DataLoss: `judged`, the content of judged.json, is damaged, or is not about the shards. `file` names it in the
 // message.
-absl::Status check_judged(const nlohmann::ordered_json& judged, const data::Shard& shard, const std::string& file);
+absl::Status check_judged(const nlohmann::ordered_json& judged, const RoundShards& shards, const std::string& file);
 
 } // namespace distill::onpolicy

@@ -5,6 +5,7 @@
 #include "data/base/status_macros.h"
 #include "data/random.h"
 #include "data/shard_writer.h"
+#include "trainer/onpolicy/round_shards.h"
 
 namespace distill::onpolicy {
 namespace {
@@ -12,10 +13,15 @@ namespace {
 constexpr uint64_t kSeedMask = (uint64_t{1} << 53) - 1;
 constexpr uint64_t kHeldOutRound = ~uint64_t{0}; // in the place of a round's number
 
-// What the data sets of a round have in common. A round is small, and a damaged one must not be learned.
-data::DataOptions round_options(const config::Config& config, const RoundInputs& inputs, const std::string& shard) {
+// What the data sets of a round have in common. A round is small, and a damaged one must not be learned. Several shards
+// are weighted by their tokens, as the documents of several teachers in one are.
+absl::StatusOr<data::DataOptions> round_options(
+    const config::Config& config, const RoundInputs& inputs, const std::string& folder) {
   data::DataOptions options;
-  options.sources.push_back({shard, 1.0});
+  ASSIGN_OR_RETURN(const std::vector<data::Shard> shards, open_round_shards(folder));
+  for (const data::Shard& shard : shards) {
+    options.sources.push_back({shard.path(), shards.size() == 1 ? 1.0 : static_cast<double>(shard.tokens())});
+  }
   options.seq_len = config.data.seq_len;
   options.teacher_seq_len = config.data.teacher_seq_len;
   options.tokenizer_hashes = inputs.tokenizer_hashes;
@@ -85,8 +91,34 @@ absl::Status add_held_out_requests(
   return absl::OkStatus();
 }
 
-absl::Status write_round_shard(
-    const std::string& path, const std::vector<Request>& requests, const std::map<int64_t, Completion>& completions,
+std::vector<std::vector<int64_t>> documents_of_shards(
+    const std::vector<Request>& requests, const std::map<int64_t, Completion>& completions, const RoundInputs& inputs) {
+  std::vector<const data::TextAlignment*> tokenizers = {nullptr}; // one alignment of each
+  std::vector<std::vector<int64_t>> shards(1);
+  for (const auto& alignment : inputs.alignments) {
+    const bool known = std::any_of(tokenizers.begin(), tokenizers.end(), [&](const data::TextAlignment* other) {
+      return alignment == nullptr || (other != nullptr && other->teacher_hash() == alignment->teacher_hash());
+    });
+    if (!known) {
+      tokenizers.push_back(alignment.get());
+      shards.emplace_back();
+    }
+  }
+  for (const auto& [id, completion] : completions) {
+    const data::TextAlignment* own = inputs.alignment_of(requests[static_cast<size_t>(id)].prompt.teacher);
+    size_t shard = 0;
+    while (own != nullptr &&
+           (tokenizers[shard] == nullptr || tokenizers[shard]->teacher_hash() != own->teacher_hash())) {
+      ++shard;
+    }
+    shards[shard].push_back(id);
+  }
+  std::erase_if(shards, [](const std::vector<int64_t>& ids) { return ids.empty(); });
+  return shards;
+}
+
+absl::Status write_round_shards(
+    const std::string& folder, const std::vector<Request>& requests, const std::map<int64_t, Completion>& completions,
     const RoundInputs& inputs, const data::ShardHeader& prompts) {
   data::ShardSpec spec;
   spec.vocab_size = prompts.vocab_size;
@@ -94,30 +126,33 @@ absl::Status write_round_shard(
   spec.bos_id = prompts.bos_id;
   spec.eos_id = prompts.eos_id;
   spec.loss_mask = true;
-  for (const auto& alignment : inputs.alignments) {
-    if (alignment != nullptr) {
-      spec.teacher_vocab_size = static_cast<uint64_t>(alignment->teacher_vocab_size());
-      spec.teacher_tokenizer_hash = alignment->teacher_hash();
+  int64_t number = 0;
+  for (const std::vector<int64_t>& ids : documents_of_shards(requests, completions, inputs)) {
+    const data::TextAlignment* alignment =
+        inputs.alignment_of(requests[static_cast<size_t>(ids.front())].prompt.teacher);
+    spec.teacher_vocab_size = alignment != nullptr ? static_cast<uint64_t>(alignment->teacher_vocab_size()) : 0;
+    spec.teacher_tokenizer_hash = alignment != nullptr ? alignment->teacher_hash() : base::Digest{};
+    data::ShardWriter writer(spec);
+    for (const int64_t id : ids) {
+      const data::PooledPrompt& prompt = requests[static_cast<size_t>(id)].prompt;
+      const Completion& completion = completions.at(id);
+      const Text own(prompt.ids, completion.ids);
+      Text teacher;
+      if (!prompt.teacher_ids.empty()) {
+        teacher = Text(prompt.teacher_ids, alignment != nullptr ? completion.teacher_ids : completion.ids);
+      }
+      RETURN_IF_ERROR(
+          writer.add(own.tokens, own.in_completion, {teacher.tokens, teacher.in_completion}, prompt.teacher));
     }
+    RETURN_IF_ERROR(writer.write(round_shard_path(folder, number++)));
   }
-  data::ShardWriter writer(spec);
-  for (const auto& [id, completion] : completions) {
-    const data::PooledPrompt& prompt = requests[static_cast<size_t>(id)].prompt;
-    const Text own(prompt.ids, completion.ids);
-    Text teacher;
-    if (!prompt.teacher_ids.empty()) {
-      const bool by_bytes = inputs.alignment_of(prompt.teacher) != nullptr;
-      teacher = Text(prompt.teacher_ids, by_bytes ? completion.teacher_ids : completion.ids);
-    }
-    RETURN_IF_ERROR(writer.add(own.tokens, own.in_completion, {teacher.tokens, teacher.in_completion}, prompt.teacher));
-  }
-  return writer.write(path);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<data::Dataset>> open_round_data(
-    const config::Config& config, const RoundInputs& inputs, const std::string& shard, int64_t round,
+    const config::Config& config, const RoundInputs& inputs, const std::string& folder, int64_t round,
     int64_t sequences) {
-  data::DataOptions options = round_options(config, inputs, shard);
+  ASSIGN_OR_RETURN(data::DataOptions options, round_options(config, inputs, folder));
   options.seed = static_cast<int64_t>(
       data::derive_key(static_cast<uint64_t>(config.onpolicy.seed), static_cast<uint64_t>(round)) & kSeedMask);
   options.least_sequences = sequences;
@@ -125,8 +160,8 @@ absl::StatusOr<std::shared_ptr<data::Dataset>> open_round_data(
 }
 
 absl::StatusOr<std::shared_ptr<data::Dataset>> open_held_out_data(
-    const config::Config& config, const RoundInputs& inputs, const std::string& shard) {
-  data::DataOptions options = round_options(config, inputs, shard);
+    const config::Config& config, const RoundInputs& inputs, const std::string& folder) {
+  ASSIGN_OR_RETURN(data::DataOptions options, round_options(config, inputs, folder));
   options.once = true;
   options.shuffle = false;
   return open_set(options);

@@ -24,7 +24,7 @@ struct RoundInputs {
   std::vector<int64_t> end_ids; // tokens that end a text, ascending
   std::shared_ptr<const data::TokenText> text; // of the student's tokenizer; null: it has none that can be read
   std::vector<std::string> teachers; // as DataOptions::teachers
-  // As DataOptions::alignments; all of them are of one teacher's tokenizer, since a round is one token shard.
+  // As DataOptions::alignments.
   std::vector<std::shared_ptr<const data::TextAlignment>> alignments;
   bool pin_memory = false;
 
@@ -43,20 +43,25 @@ absl::Status add_held_out_requests(
     const config::OnPolicySection& config, const data::PromptPool& held_out, int64_t count,
     std::vector<Request>& requests);
 
-// Writes prompts and completions as a token shard: a document for each completion, in the order of the ids, with the
-// completion in the loss. After a truncated completion there is no further token, so that nothing is learned about
-// where the text ends. `prompts`: the header of their shards.
-absl::Status write_round_shard(
-    const std::string& path, const std::vector<Request>& requests, const std::map<int64_t, Completion>& completions,
+// The completions in the order of a round's documents: a list for each shard (round_shards.h), by id. Teachers that
+// read the student's tokens come first, then those of each other tokenizer.
+std::vector<std::vector<int64_t>> documents_of_shards(
+    const std::vector<Request>& requests, const std::map<int64_t, Completion>& completions, const RoundInputs& inputs);
+
+// Writes prompts and completions as token shards in a folder: a document for each completion, with the completion in
+// the loss. After a truncated completion there is no further token, so that nothing is learned about where the text
+// ends. `prompts`: the header of their shards.
+absl::Status write_round_shards(
+    const std::string& folder, const std::vector<Request>& requests, const std::map<int64_t, Completion>& completions,
     const RoundInputs& inputs, const data::ShardHeader& prompts);
 
-// The data set of a round's folder: at least `sequences` sequences, over which the completions are spread.
+// The data set of a round's shards: at least `sequences` sequences, over which the completions are spread.
 absl::StatusOr<std::shared_ptr<data::Dataset>> open_round_data(
-    const config::Config& config, const RoundInputs& inputs, const std::string& shard, int64_t round,
+    const config::Config& config, const RoundInputs& inputs, const std::string& folder, int64_t round,
     int64_t sequences);
 
 // The data set of a round's held-out completions, which is read once.
 absl::StatusOr<std::shared_ptr<data::Dataset>> open_held_out_data(
-    const config::Config& config, const RoundInputs& inputs, const std::string& shard);
+    const config::Config& config, const RoundInputs& inputs, const std::string& folder);
 
 } // namespace distill::onpolicy

@@ -21,8 +21,7 @@ inline constexpr const char* kCompletionsFile = "completions.jsonl"; // those th
 inline constexpr const char* kRetokenizeFile = "retokenize.jsonl";
 inline constexpr const char* kRetokenizedFile = "retokenized.jsonl";
 inline constexpr const char* kRetokenizeLogFile = "retokenize.log";
-inline constexpr const char* kShardFile = "shard-00000.dtok";
-inline constexpr const char* kHeldOutFolder = "held_out"; // with a kShardFile of its own: held-out prompts
+inline constexpr const char* kHeldOutFolder = "held_out"; // with shards (round_shards.h) of held-out prompts
 inline constexpr const char* kJudgedFile = "judged.json"; // what student and teacher say of it (judgement.h)
 
 // Members of a round's result.

@@ -216,6 +216,16 @@ void RoundWriter::check_missing() {
   }
 }
 
+std::vector<const Completion*> RoundWriter::completions() const {
+  std::vector<const Completion*> all;
+  for (const std::vector<int64_t>& ids : documents_of_shards(requests_, completions_, inputs_)) {
+    for (const int64_t id : ids) {
+      all.push_back(&completions_.at(id));
+    }
+  }
+  return all;
+}
+
 // Separates the completions of held-out prompts, whose requests come after the others, from those that are trained on.
 void RoundWriter::take_held_out() {
   const auto first = completions_.lower_bound(training_completions());
@@ -242,8 +252,7 @@ absl::Status RoundWriter::write_held_out(Json& result, const RoundHooks& hooks) 
     return absl::InternalError(absl::StrCat(folder, ": cannot create: ", error.message()));
   }
   result[kHeldOutKey] = stats_json(round_stats(held_out_));
-  return write_round_shard(
-      absl::StrCat(folder, "/", kShardFile), requests_, held_out_, inputs_, inputs_.held_out->header());
+  return write_round_shards(folder, requests_, held_out_, inputs_, inputs_.held_out->header());
 }
 
 // The tokens that are left off at the ends of the completions that are trained on, for the result; also for the log.
@@ -283,8 +292,7 @@ absl::Status RoundWriter::finish(const RoundHooks& hooks) {
     hooks.warning(absl::StrCat(counts, ", and are left out:", first_problems(bad_)));
   }
   const Clock::time_point began = Clock::now();
-  RETURN_IF_ERROR(
-      write_round_shard(folder_.file(kShardFile), requests_, completions_, inputs_, inputs_.prompts->header()));
+  RETURN_IF_ERROR(write_round_shards(folder_.path(), requests_, completions_, inputs_, inputs_.prompts->header()));
   const double shard_seconds = seconds_since(began);
   const RoundStats stats = round_stats(completions_);
   Json result = stats_json(stats);

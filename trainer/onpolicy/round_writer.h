@@ -47,10 +47,8 @@ class RoundWriter {
   // Call when all have ended: checks the completions and completes the round.
   absl::Status finish(const RoundHooks& hooks);
 
-  // Those that are trained on. Call after finish().
-  const std::map<int64_t, Completion>& completions() const {
-    return completions_;
-  }
+  // Those that are trained on, in the order of the round's documents. Call after finish().
+  std::vector<const Completion*> completions() const;
 
  private:
   nlohmann::ordered_json make_request() const;

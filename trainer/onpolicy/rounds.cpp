@@ -19,16 +19,14 @@ namespace {
 constexpr std::chrono::milliseconds kPoll{50};
 
 std::string identity_of(const data::Dataset& data) {
-  base::Digest hash;
-  std::copy_n(data.shards().front()->header().header_hash, hash.size(), hash.begin());
-  return "sha256 " + base::hex(hash);
+  return RoundShards(data.shards()).identity();
 }
 
 // Of each completion the sum of its log-probabilities; NaN where there are none.
-std::vector<double> logprob_sums(const std::map<int64_t, Completion>& completions) {
+std::vector<double> logprob_sums(const std::vector<const Completion*>& completions) {
   std::vector<double> sums;
-  for (const auto& [id, completion] : completions) {
-    const std::vector<double>& own = completion.logprobs;
+  for (const Completion* completion : completions) {
+    const std::vector<double>& own = completion->logprobs;
     sums.push_back(own.empty() ? NAN : std::accumulate(own.begin(), own.end(), 0.0));
   }
   return sums;
@@ -177,7 +175,7 @@ absl::StatusOr<nlohmann::ordered_json> Rounds::judge(
   const RoundFolder folder(run_dir_, round.position.number);
   ASSIGN_OR_RETURN(
       const nlohmann::ordered_json judged,
-      judged_json(completions, config_.onpolicy.max_new_tokens, *round.data->shards().front(), inputs_.text.get()));
+      judged_json(completions, config_.onpolicy.max_new_tokens, RoundShards(round.data->shards()), inputs_.text.get()));
   RETURN_IF_ERROR(folder.add_judgement(judged, more));
   ASSIGN_OR_RETURN(RoundFolder::Contents contents, folder.read_complete());
   return std::move(contents.result);
@@ -193,11 +191,10 @@ absl::StatusOr<Round> Rounds::open(const checkpoint::RoundPosition& position) co
   const RoundFolder folder(run_dir_, position.number);
   ASSIGN_OR_RETURN(
       const auto data,
-      open_round_data(config_, inputs_, folder.file(kShardFile), position.number, position.steps * position.sequences));
+      open_round_data(config_, inputs_, folder.path(), position.number, position.steps * position.sequences));
   Round round{position, data};
-  const std::string held_out = absl::StrCat(folder.file(kHeldOutFolder), "/", kShardFile);
-  std::error_code error;
-  if (position.held_out > 0 && std::filesystem::exists(held_out, error)) {
+  const std::string held_out = folder.file(kHeldOutFolder);
+  if (position.held_out > 0 && !round_shard_paths(held_out).empty()) {
     ASSIGN_OR_RETURN(round.held_out, open_held_out_data(config_, inputs_, held_out));
   }
   return round;

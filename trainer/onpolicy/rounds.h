@@ -17,8 +17,8 @@ namespace distill::onpolicy {
 struct Round {
   checkpoint::RoundPosition position;
   std::shared_ptr<const data::Dataset> data;
-  // Of each document's completion, the sum of what the engine gave; NaN: nothing. On rank 0, of a round that was
-  // written; else empty.
+  // Of the completion of each document (RoundShards), the sum of what the engine gave; NaN: nothing. On rank 0, of a
+  // round that was written; else empty.
   std::vector<double> engine_logprobs = {};
   std::shared_ptr<const data::Dataset> held_out = nullptr; // completions of held-out prompts; null: there are none
   int64_t weights_step = -1; // it was written by the student after this many steps; -1: not known

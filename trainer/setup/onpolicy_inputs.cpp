@@ -14,23 +14,6 @@ namespace {
 
 using Alignments = std::vector<std::shared_ptr<const data::TextAlignment>>;
 
-// A round is one token shard, whose texts of the teacher's own have the ids of one tokenizer.
-absl::Status check_alignments(const Alignments& alignments) {
-  const data::TextAlignment* first = nullptr;
-  for (const auto& alignment : alignments) {
-    if (alignment == nullptr) {
-      continue;
-    }
-    if (first != nullptr && first->teacher_hash() != alignment->teacher_hash()) {
-      return absl::UnimplementedError(absl::StrCat(
-          "onpolicy: expected teachers with teacher.alignment: bytes of one tokenizer, found two: ",
-          first->teacher_path(), " and ", alignment->teacher_path()));
-    }
-    first = alignment.get();
-  }
-  return absl::OkStatus();
-}
-
 // Opens the prompts of a key.
 absl::StatusOr<std::unique_ptr<data::PromptPool>> open_prompts(
     const config::Config& config, const std::vector<config::DataSet>& sets, const char* key,
@@ -70,7 +53,6 @@ absl::StatusOr<onpolicy::RoundInputs> open_onpolicy_inputs(
     const config::Config& config, const std::vector<base::Digest>& tokenizers, const data::TokenLimits& limits,
     const Alignments& alignments, bool pin_memory) {
   const config::OnPolicySection& own = config.onpolicy;
-  RETURN_IF_ERROR(check_alignments(alignments));
   ASSIGN_OR_RETURN(
       std::unique_ptr<data::PromptPool> pool,
       open_prompts(config, own.prompts, "onpolicy.prompts", tokenizers, alignments));

@@ -57,44 +57,46 @@ absl::Status verify_cache(const std::string& folder, const Output& out) {
   return absl::OkStatus();
 }
 
-// The token shard of a round's held-out completions, if its result counts some.
-absl::Status verify_held_out(const onpolicy::RoundFolder& folder, const nlohmann::ordered_json& result) {
-  const auto held_out = result.find(onpolicy::kHeldOutKey);
-  if (held_out == result.end() || !held_out->is_object()) {
-    return absl::OkStatus();
+// The shards of a round's folder: that they have the documents which round.json counts.
+absl::StatusOr<std::vector<data::Shard>> verify_shards(
+    const std::string& folder, const nlohmann::ordered_json& counts, const char* which) {
+  ASSIGN_OR_RETURN(std::vector<data::Shard> shards, onpolicy::open_round_shards(folder));
+  int64_t documents = 0;
+  for (const data::Shard& shard : shards) {
+    RETURN_IF_ERROR(shard.verify());
+    documents += shard.documents();
   }
-  ASSIGN_OR_RETURN(
-      const data::Shard shard,
-      data::Shard::open(absl::StrCat(folder.file(onpolicy::kHeldOutFolder), "/", onpolicy::kShardFile)));
-  RETURN_IF_ERROR(shard.verify());
-  const int64_t completions = held_out->value("completions", int64_t{0});
-  return shard.documents() == completions ? absl::OkStatus()
-                                          : absl::DataLossError(absl::StrFormat(
-                                                "%s: expected the %d held-out completions of %s, found %d documents",
-                                                shard.path(), completions, onpolicy::kRoundFile, shard.documents()));
+  const int64_t completions = counts.value("completions", int64_t{0});
+  if (documents != completions) {
+    return absl::DataLossError(absl::StrFormat(
+        "%s: expected the %d %scompletions of %s, found %d documents", shards.front().path(), completions, which,
+        onpolicy::kRoundFile, documents));
+  }
+  return shards;
 }
 
-// A complete round of an on-policy run: its token shard, that it has the completions which round.json counts, and what
-// student and teacher say of them.
+// A complete round of an on-policy run: its token shards, those of its held-out completions, if its result counts some,
+// and what student and teacher say of them.
 absl::Status verify_round(const onpolicy::RoundFolder& folder, const Output& out) {
   ASSIGN_OR_RETURN(const onpolicy::RoundFolder::Contents contents, folder.read_complete());
-  ASSIGN_OR_RETURN(const data::Shard shard, data::Shard::open(folder.file(onpolicy::kShardFile)));
-  RETURN_IF_ERROR(shard.verify());
-  const int64_t completions = contents.result.value("completions", int64_t{0});
-  if (shard.documents() != completions) {
-    return absl::DataLossError(absl::StrFormat(
-        "%s: expected the %d completions of %s, found %d documents", shard.path(), completions, onpolicy::kRoundFile,
-        shard.documents()));
+  ASSIGN_OR_RETURN(const std::vector<data::Shard> shards, verify_shards(folder.path(), contents.result, ""));
+  const auto held_out = contents.result.find(onpolicy::kHeldOutKey);
+  if (held_out != contents.result.end() && held_out->is_object()) {
+    RETURN_IF_ERROR(verify_shards(folder.file(onpolicy::kHeldOutFolder), *held_out, "held-out ").status());
   }
-  RETURN_IF_ERROR(verify_held_out(folder, contents.result));
+  std::vector<const data::Shard*> all;
+  for (const data::Shard& shard : shards) {
+    all.push_back(&shard);
+  }
+  const onpolicy::RoundShards documents(all);
   const auto judged = folder.read_judged();
   if (!absl::IsNotFound(judged.status())) { // else the run ended before it looked at the round
     RETURN_IF_ERROR(judged.status());
-    RETURN_IF_ERROR(onpolicy::check_judged(*judged, shard, folder.file(onpolicy::kJudgedFile)));
+    RETURN_IF_ERROR(onpolicy::check_judged(*judged, documents, folder.file(onpolicy::kJudgedFile)));
   }
   out.report(absl::StrFormat(
-      "%s: on-policy round, %d completions, %d tokens: every checksum fits", folder.path(), completions,
-      shard.tokens()));
+      "%s: on-policy round, %d completions, %d tokens: every checksum fits", folder.path(), documents.documents(),
+      documents.tokens()));
   return absl::OkStatus();
 }
 

@@ -98,7 +98,8 @@ class JudgedFileTest : public data::testing::FolderTest {
 
 TEST_F(JudgedFileTest, HasTheTokensOfTheShardWithTheirNumbers) {
   const data::Shard own = shard();
-  const auto json = judged_json({completion(1, 2, 1), completion(0, 3, 3)}, /*most=*/8, own, /*text=*/nullptr);
+  const auto json =
+      judged_json({completion(1, 2, 1), completion(0, 3, 3)}, /*most=*/8, RoundShards({&own}), /*text=*/nullptr);
   ASSERT_TRUE(json.ok()) << json.status();
   EXPECT_EQ((*json)["tokens"], 5);
   const Json& first = (*json)["completions"][0];
@@ -108,19 +109,19 @@ TEST_F(JudgedFileTest, HasTheTokensOfTheShardWithTheirNumbers) {
   EXPECT_EQ(first["agrees"], Json({1.0, 0.0}));
   EXPECT_EQ(first["reverse_kl"], Json({0.25, 2.0}));
   EXPECT_TRUE(first["texts"].is_null());
-  EXPECT_TRUE(check_judged(*json, own, "judged.json").ok());
+  EXPECT_TRUE(check_judged(*json, RoundShards({&own}), "judged.json").ok());
   EXPECT_THAT(
-      std::string(judged_json({completion(1, 3, 1)}, 8, own, nullptr).status().message()),
+      std::string(judged_json({completion(1, 3, 1)}, 8, RoundShards({&own}), nullptr).status().message()),
       HasSubstr("document 1: expected 2 judged tokens, those of its completion, found 3"));
 }
 
 TEST_F(JudgedFileTest, WhatIsDamagedIsNamed) {
   const data::Shard own = shard();
-  const Json good = *judged_json({completion(1, 2, 1), completion(0, 3, 3)}, 8, own, nullptr);
+  const Json good = *judged_json({completion(1, 2, 1), completion(0, 3, 3)}, 8, RoundShards({&own}), nullptr);
   const auto says = [&](const std::function<void(Json&)>& change) {
     Json json = good;
     change(json);
-    return std::string(check_judged(json, own, "judged.json").message());
+    return std::string(check_judged(json, RoundShards({&own}), "judged.json").message());
   };
   EXPECT_THAT(says([](Json& json) { json = Json::array(); }), HasSubstr("judged.json: expected what"));
   EXPECT_THAT(says([](Json& json) { json["tokens"] = 6; }), HasSubstr("expected 6 tokens by position, found 5"));

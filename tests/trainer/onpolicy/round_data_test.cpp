@@ -52,8 +52,8 @@ TEST_F(RoundDataTest, EveryCompletionHasItsSeedAndEachPromptItsSamples) {
 TEST_F(RoundDataTest, TheShardHasTheCompletionsInTheLossAndNothingElse) {
   const std::vector<Request> round = requests(0, 0, 3);
   const std::map<int64_t, Completion> completions{{0, {{50, 0}, false, {}}}, {2, {{60, 61, 62}, true, {}}}};
-  ASSERT_TRUE(write_round_shard(path("round.dtok"), round, completions, inputs_, inputs_.prompts->header()).ok());
-  const auto shard = data::Shard::open(path("round.dtok"));
+  ASSERT_TRUE(write_round_shards(folder_.string(), round, completions, inputs_, inputs_.prompts->header()).ok());
+  const auto shard = data::Shard::open(path("shard-00000.dtok"));
   ASSERT_TRUE(shard.ok()) << shard.status();
   ASSERT_EQ(shard->documents(), 2);
   int64_t document = 0;
@@ -78,8 +78,8 @@ TEST_F(RoundDataTest, ARoundIsReadInItsSequencesEachCompletionOnce) {
   for (int64_t id = 0; id < 5; ++id) {
     completions[id] = {{static_cast<uint32_t>(100 + id), 0}, false, {}};
   }
-  ASSERT_TRUE(write_round_shard(path("round.dtok"), round, completions, inputs_, inputs_.prompts->header()).ok());
-  const auto data = open_round_data(config_, inputs_, path("round.dtok"), 0, /*sequences=*/4);
+  ASSERT_TRUE(write_round_shards(folder_.string(), round, completions, inputs_, inputs_.prompts->header()).ok());
+  const auto data = open_round_data(config_, inputs_, folder_.string(), 0, /*sequences=*/4);
   ASSERT_TRUE(data.ok()) << data.status();
   EXPECT_EQ((*data)->num_samples(), 4);
   std::multiset<int64_t> answers;

@@ -6,8 +6,8 @@ onpolicy.retokenize (docs/onpolicy.md).
     retokenize: .venv/bin/python scripts/retokenize_completions.py --completions {completions} --output {output}
 
 distill runs it after each onpolicy.command, with teacher.alignment: bytes. A line of --completions has the tokens of a
-completion, those of the teacher's prompt, and the files of both tokenizers. A line of --output has the teacher's tokens
-of the same bytes, or says why there are none.
+completion and the files of both tokenizers. A line of --output has the teacher's tokens of the same bytes, or says why
+there are none.
 """
 
 import script_path
@@ -24,7 +24,7 @@ from token_shards.errors import InputError
 
 def answer(retokenizer, line):
     try:
-        made = retokenizer(line["teacher_prompt_ids"], line["completion_ids"])
+        made = retokenizer(line["completion_ids"])
         return {"id": line["id"], "tokens": made.tokens, "teacher_ids": made.ids}
     except Unusable as error:
         return {"id": line["id"], "error": str(error)}

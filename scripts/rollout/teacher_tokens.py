@@ -37,20 +37,20 @@ class Retokenizer:
             if len(text) == 1:
                 self.byte_ids.setdefault(text[0], index)
 
-    def __call__(self, prompt, completion):
-        """TeacherTokens of the student's tokens `completion`, after the teacher's tokens `prompt`."""
+    def __call__(self, completion):
+        """TeacherTokens of the student's tokens `completion`."""
         tokens = self._whole_characters(completion)
-        ids, text = list(prompt), b""
+        ids, text = [], b""
         for token in completion[:tokens]:
             if token in self.own.special:
-                ids += self._of_bytes(text, ids)
+                ids += self._of_bytes(text)
                 text = b""
                 if token in self.partners:
                     ids.append(self.partners[token])
             else:
                 text += self.own.bytes_of(token)
-        ids += self._of_bytes(text, ids)
-        return TeacherTokens(tokens, ids[len(prompt) :])
+        ids += self._of_bytes(text)
+        return TeacherTokens(tokens, ids)
 
     def _whole_characters(self, completion):
         """How many of the tokens there are before an incomplete character at the end."""
@@ -62,8 +62,8 @@ class Retokenizer:
             end -= 1
         return end
 
-    def _of_bytes(self, text, before):
-        """The ids of a text after the ids `before`. Bytes that are no UTF-8 are tokens of one byte each."""
+    def _of_bytes(self, text):
+        """The ids of a text. Bytes that are no UTF-8 are tokens of one byte each."""
         ids = []
         decoded = text.decode("utf-8", "surrogateescape")
         for part in re.split(f"({_INVALID.pattern})", decoded):
@@ -73,35 +73,20 @@ class Retokenizer:
                     raise Unusable(f"the byte 0x{byte:02x} is no text, and the teacher has no token for it")
                 ids.append(self.byte_ids[byte])
             elif part:
-                ids += self._of_text(part, [*before, *ids])
+                ids += self._of_text(part)
         return ids
 
-    def _of_text(self, text, before):
-        """The ids of a text as the tokenizer gives them after what is before it, if it leaves that as it is; or else by
-        itself: at inference, what is before ends there."""
-        contexts = self._contexts(before)
-        if self.its.drops_first_space:
-            contexts.append(("\n", self._encode("\n")))  # so that it puts no space before the text
-        for context, context_ids in [*contexts, ("", [])]:
-            ids = self._encode(context + text)
-            if ids[: len(context_ids)] == context_ids and self._is(ids[len(context_ids) :], text):
-                return ids[len(context_ids) :]
-        if self.its.drops_first_space and self._is(ids, " " + text):
+    def _of_text(self, text):
+        """The ids of a text by itself: at inference, what is before it ends there. If the tokenizer puts a space before
+        a text, a line end stands there, and is taken away again."""
+        before = "\n" if self.its.drops_first_space else ""
+        before_ids, ids = self._encode(before), self._encode(before + text)
+        if ids[: len(before_ids)] == before_ids and self._is(ids[len(before_ids) :], text):
+            return ids[len(before_ids) :]
+        ids = self._encode(text)
+        if self._is(ids, text) or (self.its.drops_first_space and self._is(ids, " " + text)):
             return ids
         raise Unusable(f"the teacher's tokenizer changes the text: {text[:40]!r}")
-
-    def _contexts(self, before):
-        """[(text, ids)] of what stands before a text, after the last special token there."""
-        begin = len(before)
-        while begin > 0 and before[begin - 1] not in self.its.special:
-            begin -= 1
-        ids = before[begin:]
-        try:
-            text = b"".join(map(self.its.bytes_of, ids)).decode()
-        except UnicodeDecodeError:
-            return []
-        texts = [text, text[1:]] if self.its.drops_first_space and text.startswith(" ") else [text]
-        return [(one, ids) for one in texts if one]
 
     def _encode(self, text):
         return self.tokenizer.encode(text, add_special_tokens=False).ids

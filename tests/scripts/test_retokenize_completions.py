@@ -55,7 +55,7 @@ def test_a_text_after_a_prompt_has_the_tokens_of_both_in_one_text(folders, stude
     pairs = [("</s>", "<|end|>")] if student == "llama" else []
     whole = ids_of(own, prompt + text)
     completion = [*whole[len(ids_of(own, prompt)) :], own.token_to_id(end)]
-    made = Retokenizer(folders[student], folders[teacher], pairs)(given, completion)
+    made = Retokenizer(folders[student], folders[teacher], pairs)(completion)
     assert made.tokens == len(completion)
     assert made.ids == [*expected, its.token_to_id("<|end|>")]
 
@@ -64,9 +64,12 @@ def test_a_tokenizer_that_puts_a_space_before_a_text_puts_none_within_one(folder
     its = tokenizer_of(folders["llama"])
     retokenizer = Retokenizer(folders["large"], folders["llama"], [("<|end|>", "</s>")])
     completion = ids_of(tokenizer_of(folders["large"]), "ranks wait")
-    for prompt in ([its.token_to_id("<s>")], [its.token_to_id("<s>"), *ids_of(its, "All the\n")]):
-        ids = retokenizer(prompt, completion).ids
-        assert retokenizer.its.text(np.array(ids)) == b"ranks wait"
+    ids = retokenizer([*completion, 0, *completion]).ids
+    end = its.token_to_id("</s>")
+    assert [retokenizer.its.text(np.array(part)) for part in (ids[: ids.index(end)], ids[ids.index(end) + 1 :])] == [
+        b"ranks wait",
+        b"ranks wait",
+    ]
 
 
 @pytest.mark.parametrize("teacher", ["large", "llama"])
@@ -91,7 +94,7 @@ def test_any_tokens_keep_their_bytes(folders, teacher):
     for _ in range(300):
         completion = random.integers(3, len(own.bytes), random.integers(1, 12)).tolist()
         completion[random.integers(len(completion))] = 0 if random.random() < 0.3 else completion[0]
-        made = retokenizer(ids_of(tokenizer_of(folders[teacher]), "Some"), completion)
+        made = retokenizer(completion)
         kept = completion[: made.tokens]
         assert texts(its, made.ids) == texts(own, kept)
         left_off += len(completion) - made.tokens
@@ -110,26 +113,26 @@ def test_a_character_that_is_cut_off_is_left_out(folders):
     parts = ids_of(own, "so ")
     assert len(ids) - len(parts) == 4  # a token for each byte
     for count in range(1, 4):
-        made = retokenizer([], ids[: len(parts) + count])
+        made = retokenizer(ids[: len(parts) + count])
         assert made.tokens == len(parts) and made.ids == ids_of(its, "so ")
     ended = [*ids[:-1], own.token_to_id("<|end|>")]  # the student has ended it there
-    assert retokenizer([], ended).tokens == len(ended)
+    assert retokenizer(ended).tokens == len(ended)
 
 
 def test_special_tokens_without_a_partner_have_no_place_in_the_teachers_text(folders):
     own, its = tokenizer_of(folders["small"]), tokenizer_of(folders["large"])
     completion = [*ids_of(own, "one"), own.token_to_id("<|mine|>"), *ids_of(own, "two"), own.token_to_id("<|end|>")]
     alone = [*ids_of(its, "one"), *ids_of(its, "two"), its.token_to_id("<|end|>")]
-    assert Retokenizer(folders["small"], folders["large"], [])([], completion).ids == alone
+    assert Retokenizer(folders["small"], folders["large"], [])(completion).ids == alone
     paired = Retokenizer(folders["small"], folders["large"], [("<|mine|>", "<|turn|>"), ("<|end|>", "<|begin|>")])
     between = [its.token_to_id("<|turn|>"), *ids_of(its, "two"), its.token_to_id("<|begin|>")]
-    assert paired([], completion).ids == [*ids_of(its, "one"), *between]
+    assert paired(completion).ids == [*ids_of(its, "one"), *between]
 
 
 def test_a_text_that_the_teachers_tokenizer_changes_is_unusable(folders):
     retokenizer = Retokenizer(folders["small"], folders["lower"], [])
     with pytest.raises(Unusable, match="changes the text: 'Upper'"):
-        retokenizer([], ids_of(tokenizer_of(folders["small"]), "Upper"))
+        retokenizer(ids_of(tokenizer_of(folders["small"]), "Upper"))
 
 
 def test_the_command_answers_each_line(tmp_path, folders, script):
@@ -140,7 +143,6 @@ def test_the_command_answers_each_line(tmp_path, folders, script):
             "student_tokenizer": str(folders["small"] / "tokenizer.json"),
             "teacher_tokenizer": str(folders[teacher] / "tokenizer.json"),
             "token_pairs": [],
-            "teacher_prompt_ids": [5],
             "completion_ids": ids_of(own, "Some text"),
         }
         for index, teacher in ((3, "large"), (1, "lower"))

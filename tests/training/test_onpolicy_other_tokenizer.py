@@ -288,6 +288,23 @@ def test_killed_runs_go_on_as_if_nothing_had_been(tmp_path, config, texts, stale
         assert description(run, number)["result"]["left_off"] == description(undisturbed, number)["result"]["left_off"]
 
 
+def test_with_staleness_the_completions_are_rewritten_while_the_round_before_is_trained_on(tmp_path, config):
+    """The command notes how many steps are done when it begins. Long sequences make steps slower than the engine."""
+    noted = tmp_path / "noted"
+    metrics = tmp_path / "run" / "run" / "metrics.jsonl"
+    note = f"case {{completions}} in *round-00001*) grep -c grad_norm {metrics} > {noted};; esac"
+    settings = config(
+        "run",
+        retokenize=f"{note}; {RETOKENIZER}",
+        onpolicy={"staleness": 1, "every": 200, "completions": 1600},
+        train={"steps": 201, "global_batch_size": 8, "micro_batch_size": 8},
+        data={"seq_len": 256, "teacher_seq_len": 256},
+    )
+    run = tiny.train(tmp_path, settings)
+    assert metrics == run / "metrics.jsonl"
+    assert int(noted.read_text() or 0) < 190
+
+
 FAULTS = {
     "fails": (
         "echo no room >&2; exit 3 # {completions} {output}",

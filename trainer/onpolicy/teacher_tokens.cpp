@@ -108,7 +108,6 @@ std::string retokenize_lines(
         {"student_tokenizer", absolute(alignment->student_path())},
         {"teacher_tokenizer", absolute(alignment->teacher_path())},
         {"token_pairs", std::move(pairs)},
-        {"teacher_prompt_ids", prompt.teacher_ids},
         {"completion_ids", completion.ids}};
     absl::StrAppend(&lines, line.dump(-1, ' ', false, Json::error_handler_t::replace), "\n");
   }

@@ -103,7 +103,6 @@ TEST_F(TeacherTokensTest, TheCommandIsAskedForWhatIsNotKnown) {
   const auto line = nlohmann::json::parse(lines); // one line
   EXPECT_EQ(line["id"], 1);
   EXPECT_EQ(line["completion_ids"], (std::vector<int>{4, 0}));
-  EXPECT_EQ(line["teacher_prompt_ids"], (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(line["student_tokenizer"], path("student.json"));
   EXPECT_EQ(line["teacher_tokenizer"], path("teacher.json"));
   inputs_.alignments = {nullptr};

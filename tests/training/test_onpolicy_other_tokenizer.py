@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+import event_points
 import jobs
 import other_tokenizers
 import reference_training
@@ -172,7 +173,7 @@ def test_training_follows_a_reference_in_plain_pytorch(tmp_path, config, vocabul
 
 
 def test_each_token_has_its_judgement_where_the_two_are_compared(tmp_path, config, pair, vocabularies):
-    run = tiny.train(tmp_path, config("run", train={"steps": 2}))
+    run = tiny.train(tmp_path, config("run", train={"steps": 2}, run={"tensorboard": True}))
     models = [reference_training.load(folder).eval() for folder in pair]
     documents, made = documents_of(run, 0), judged(run, 0)
     compared = 0
@@ -195,6 +196,9 @@ def test_each_token_has_its_judgement_where_the_two_are_compared(tmp_path, confi
     assert result["seconds"].keys() == {"weights", "engine", "retokenize", "shard", "check"}
     assert result["alignment"]["teacher_tokens"] == sum(int(document[3].sum()) for document in documents)
     assert "both have a boundary at" in (run / "log.txt").read_text()
+    points = event_points.shown(event_points.reader(run))
+    assert event_points.difference(points, event_points.recorded(run)) == ""
+    assert points["round/alignment/teacher_tokens"][0][-1] == result["alignment"]["teacher_tokens"]
     tiny.distill("verify", run)
     assert "the teacher's tokens" in (run / "report.html").read_text()
 

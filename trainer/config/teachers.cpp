@@ -89,6 +89,7 @@ std::vector<Config> configs_of_teachers(const Config& config) {
     return {config};
   }
   std::vector<Config> all;
+  all.reserve(config.teachers.size());
   for (size_t i = 0; i < config.teachers.size(); ++i) {
     all.push_back(config_of_teacher(config, i));
   }

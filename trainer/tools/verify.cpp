@@ -85,6 +85,7 @@ absl::Status verify_round(const onpolicy::RoundFolder& folder, const Output& out
     RETURN_IF_ERROR(verify_shards(folder.file(onpolicy::kHeldOutFolder), *held_out, "held-out ").status());
   }
   std::vector<const data::Shard*> all;
+  all.reserve(shards.size());
   for (const data::Shard& shard : shards) {
     all.push_back(&shard);
   }

@@ -553,10 +553,12 @@ def test_memory_is_what_the_plan_says(tmp_path, config):
         assert measured - 120_000 <= planned <= 1.25 * measured, phase
 
 
-def test_the_example_passes_a_dry_run_on_tiny_models(tmp_path, pair, prompts):
+def test_the_example_passes_a_dry_run_on_tiny_models(tmp_path, pair, prompts, questions):
     example = tiny.REPOSITORY / "configs" / "onpolicy_qwen3_from_llama3.yaml"
     assert "alignment: bytes" in example.read_text() and "retokenize: .venv/bin/python" in example.read_text()
     sets = [f"student.path={pair[0]}", f"teacher.path={pair[1]}", "teacher.token_pairs=[<|im_end|>=<|eot|>]"]
+    records = [{"prompt": question, "completion": "Yes."} for question in questions]
+    sets += [f"data.eval={other_tokenizers.tokenize(*pair, records, tmp_path / 'eval')[0]}"]
     sets += [f"onpolicy.prompts={prompts}", "onpolicy.max_new_tokens=16", "data.seq_len=48", "data.teacher_seq_len=48"]
     sets += ["train.device=cpu", "train.dtype=float32", f"run.dir={tmp_path / 'run'}"]
     tiny.distill("--config", example, "--dry-run", *(part for one in sets for part in ("--set", one)))

@@ -64,6 +64,14 @@ def test_the_bar_has_step_loss_speed_and_eta_on_any_width(place, columns, colour
     assert screen_of(output, columns).text().splitlines()[-1] != ""
 
 
+def test_without_progress_nothing_is_printed_and_the_log_has_all(distill, place):
+    sets = [part for one in ("eval.every=1", "checkpoint.every=1") for part in ("--set", one)]
+    done = distill(place, "--config", "config.yaml", *sets)
+    assert done.returncode == 0 and done.stdout == "", done
+    log = (place / "run" / "log.txt").read_text()
+    assert "wrote the model" in log and "eval" in log and "saved" in log
+
+
 @pytest.mark.parametrize("columns", [40, 80, 200])
 @pytest.mark.parametrize("settings", [{"TERM": "dumb"}, {"TERM": None}, {}])
 def test_lines_fit_into_the_terminal(place, columns, settings):

@@ -31,7 +31,8 @@ ProgressPrinter::ProgressPrinter(config::ProgressStyle style, int64_t every)
     : colour_(shows_colour(STDOUT_FILENO)), every_(std::max<int64_t>(1, every)) {
   using config::ProgressStyle;
   bar_ = (style == ProgressStyle::kBar || style == ProgressStyle::kAuto) && rewrites_lines(STDOUT_FILENO);
-  lines_ = !bar_ && style != ProgressStyle::kNone;
+  prints_ = style != ProgressStyle::kNone;
+  lines_ = !bar_ && prints_;
 }
 
 ProgressPrinter::~ProgressPrinter() {
@@ -63,7 +64,9 @@ void ProgressPrinter::show_bar(const StepMetrics& record) const {
 }
 
 void ProgressPrinter::message(const std::string& line) {
-  print(line);
+  if (prints_) {
+    print(line);
+  }
 }
 
 } // namespace distill::metrics

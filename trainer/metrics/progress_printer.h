@@ -20,13 +20,14 @@ class ProgressPrinter {
   ProgressPrinter& operator=(const ProgressPrinter&) = delete;
 
   void step(const StepMetrics& record);
-  // Prints a line that stays, for instance the result of an evaluation.
+  // Prints a line that stays, for instance the result of an evaluation; nothing where the style is none.
   void message(const std::string& line);
 
  private:
   void print_line(const StepMetrics& record) const;
   void show_bar(const StepMetrics& record) const;
 
+  bool prints_ = true;
   bool bar_ = false;
   bool lines_ = false;
   bool colour_ = false;

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <random>
 
 #include "data/dataset.h"
@@ -185,19 +186,20 @@ TEST_F(TextAlignmentTest, RandomTextsAreSplitAsTheDefinitionSays) {
 // Data in the tokens of both.
 class AlignedDataTest : public TextAlignmentTest {
  protected:
-  AlignedDataTest()
-      : student_(read(byte_level({"a", "b", "c", "ab", "bc"}), "student.json")),
-        teacher_(read(byte_level({"c", "b", "a", "abc", "ab"}), "teacher.json")) {
-    auto made = TextAlignment::make(student_, teacher_, {});
+  void SetUp() override {
+    TextAlignmentTest::SetUp(); // makes the folder that files are written to
+    student_ = read(byte_level({"a", "b", "c", "ab", "bc"}), "student.json");
+    teacher_ = read(byte_level({"c", "b", "a", "abc", "ab"}), "teacher.json");
+    auto made = TextAlignment::make(*student_, *teacher_, {});
     TORCH_CHECK(made.ok(), made.status().ToString());
     made->set_teacher_rows({10, 11, 12, 13, 14});
     alignment_ = std::make_shared<const TextAlignment>(*std::move(made));
   }
 
   std::string shard(const std::vector<std::pair<std::vector<uint32_t>, std::vector<uint32_t>>>& documents) {
-    ShardSpec spec{.vocab_size = 5, .tokenizer_hash = student_.hash(), .loss_mask = true};
+    ShardSpec spec{.vocab_size = 5, .tokenizer_hash = student_->hash(), .loss_mask = true};
     spec.teacher_vocab_size = 5;
-    spec.teacher_tokenizer_hash = teacher_.hash();
+    spec.teacher_tokenizer_hash = teacher_->hash();
     ShardWriter writer(spec);
     for (const auto& [own, its] : documents) {
       const std::vector<uint8_t> mask(own.size(), 1), its_mask(its.size(), 1);
@@ -221,7 +223,7 @@ class AlignedDataTest : public TextAlignmentTest {
     return {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()};
   }
 
-  Tokenizer student_, teacher_;
+  std::optional<Tokenizer> student_, teacher_;
   std::shared_ptr<const TextAlignment> alignment_;
 };
 

@@ -365,7 +365,7 @@ absl::Status TrainingRun::show_samples() {
   step_.micro_batches().phases().begin_step();
   RETURN_IF_ERROR(sharding::agree(mesh_, lines.status()));
   for (const std::string& line : *lines) {
-    journal_.message(line);
+    journal_.result(line);
   }
   return absl::OkStatus();
 }

@@ -69,4 +69,8 @@ void ProgressPrinter::message(const std::string& line) {
   }
 }
 
+void ProgressPrinter::result(const std::string& line) {
+  print(line);
+}
+
 } // namespace distill::metrics

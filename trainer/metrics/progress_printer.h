@@ -22,6 +22,8 @@ class ProgressPrinter {
   void step(const StepMetrics& record);
   // Prints a line that stays, for instance the result of an evaluation; nothing where the style is none.
   void message(const std::string& line);
+  // Prints a line in any style: for what a command was asked for.
+  void result(const std::string& line);
 
  private:
   void print_line(const StepMetrics& record) const;

@@ -156,6 +156,13 @@ void RunJournal::check_progress() {
       "continues, log.txt and metrics.jsonl have every step");
 }
 
+void RunJournal::result(const std::string& line) {
+  if (is_main_) {
+    progress_->result(line);
+    metrics::log_to_file(line);
+  }
+}
+
 void RunJournal::message(const std::string& line) {
   if (is_main_) {
     progress_->message(line);

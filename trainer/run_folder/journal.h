@@ -36,7 +36,8 @@ class RunJournal {
   absl::Status text(const std::string& tag, int64_t step, const std::string& text);
   // The lines of samples.jsonl of one evaluation of a run with eval.samples.
   absl::Status samples(const std::vector<std::string>& lines);
-  void message(const std::string& line); // prints on standard output and writes to log.txt
+  void message(const std::string& line); // prints on standard output, as progress, and writes to log.txt
+  void result(const std::string& line); // the same of what a command was asked for, whatever run.progress is
   // When this returns ok, all of these files are on the disk. May run on another thread than the other functions.
   absl::Status sync() const;
 

@@ -3,4 +3,5 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[3] / "tests" / "training"))
+TESTS = Path(__file__).resolve().parents[3] / "tests"
+sys.path += [str(TESTS / "training"), str(TESTS)]

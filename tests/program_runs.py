@@ -3,11 +3,13 @@
 import array
 import atexit
 import os
+import shutil
 import socket
 import struct
 import subprocess
 import tempfile
 import time
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -25,14 +27,20 @@ def server_of(program, fixed_environment):
     library = Path(program).parents[2] / "tests" / "libfork_server.so"
     if not library.is_file() or any(name == "LD_PRELOAD" for name, _ in fixed_environment):
         return None
-    path = os.path.join(tempfile.mkdtemp(prefix="distill-"), "server")
+    folder = tempfile.mkdtemp(prefix="distill-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = os.path.join(folder, "server")
     variables = {name: value for name, value in os.environ.items() if not name.startswith(READ_AT_THE_START)}
     variables |= dict(fixed_environment) | {"LD_PRELOAD": str(library), "DISTILL_FORK_SERVER": path}
     server = subprocess.Popen([program], env=variables, stdin=subprocess.DEVNULL)
     atexit.register(server.kill)
     deadline = time.monotonic() + 60
     while not os.path.exists(path):
-        assert server.poll() is None and time.monotonic() < deadline, f"{program}: no server of starts ({library})"
+        if server.poll() is not None or time.monotonic() > deadline:
+            warnings.warn(
+                f"{library} does not serve (exit code {server.returncode}): each run is a start", stacklevel=2
+            )
+            return None
         time.sleep(0.01)
     return path
 

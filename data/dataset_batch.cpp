@@ -315,9 +315,9 @@ Stretch Dataset::stretch_of(
   if (piece.both_texts()) {
     const TextLengths lengths =
         fit_texts(*place.shard, place.document, options_.seq_len, teacher_len_, alignment_of(source));
-    return {place.shard, place.document,
-            0,           lengths.tokens,
-            0,           alignment_of(source) != nullptr ? lengths.teacher_tokens : 0};
+    Stretch stretch{.shard = place.shard, .document = place.document, .tokens = lengths.tokens};
+    stretch.teacher_tokens = alignment_of(source) != nullptr ? lengths.teacher_tokens : 0;
+    return stretch;
   }
   const int64_t begin = fragment.begin + piece.part * sequences.part_len;
   return {place.shard, place.document, begin, std::min(fragment.end - begin, sequences.part_len), 0};

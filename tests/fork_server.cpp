@@ -3,8 +3,9 @@
 // requests on a socket, and forks for each: the child goes on into main() with the request's arguments, environment,
 // folder and standard streams, as if it had just been started. tests/program_runs.py is the other side.
 //
-// A request: the descriptors 0, 1, 2, then a number of bytes (int64_t) and so many bytes: the folder, the number of
-// arguments, the arguments, the environment, each ended by a 0. The answer: the status of waitpid(), an int.
+// A request: the descriptors 0, 1, 2, then an int64_t, the number of bytes that follow, and these bytes: the folder,
+// the number of arguments, the arguments, the environment, each ended by a 0. The answer: the status of waitpid(), an
+// int.
 #include <dlfcn.h>
 #include <poll.h>
 #include <sys/mman.h>

@@ -34,7 +34,8 @@ struct JudgedCompletion {
 // Means over the judged tokens at the positions [begin, end) of their completions.
 struct PositionMeans {
   int64_t begin = 0, end = 0;
-  int64_t tokens = 0, compared = 0; // all, and those over which all means but the loss are
+  int64_t tokens = 0; // the loss is their mean
+  int64_t compared = 0; // of these, the tokens whose distributions are compared: the other numbers are their means
   double loss = 0, forward_kl = 0, reverse_kl = 0, entropy = 0, agreement = 0; // NaN where there is no token
 };
 

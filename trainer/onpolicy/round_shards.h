@@ -25,7 +25,7 @@ class RoundShards {
   // The shard of a document, and its number there. 0 <= document < documents().
   std::pair<const data::Shard*, int64_t> find(int64_t document) const;
   int64_t number(const data::Shard& shard, int64_t document) const;
-  // What tells these shards from others.
+  // A hash of the shards' headers, which hold the hashes of their contents.
   std::string identity() const;
 
  private:

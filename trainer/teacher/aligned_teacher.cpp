@@ -70,14 +70,14 @@ AlignedPrediction AlignedHead::predict(
 
 // The probabilities of the pieces are computed while the hidden states of the teacher's own tokens exist.
 void AlignedHead::predict(
-    const data::Batch& batch, const at::Tensor& hidden_TG, const at::Tensor& weight_VG, Prediction& all) const {
+    const data::Batch& batch, const at::Tensor& hidden_TG, const at::Tensor& weight_VG, Prediction& prediction) const {
   TORCH_CHECK(
       batch.teacher && batch.teacher->aligned, "expected a batch with pieces of the teacher's text, found none");
   const at::Tensor rows_N = copy_to_device(batch.teacher->rows_BS.flatten(), hidden_TG.device());
-  all.aligned = predict(*batch.teacher, hidden_TG, weight_VG, rows_N);
-  all.head.teacher_hidden_NG = hidden_TG.index_select(0, rows_N);
-  device::label(all.head.teacher_hidden_NG, device::Category::kHidden);
-  all.head.teacher_weight_VG = weight_VG;
+  prediction.aligned = predict(*batch.teacher, hidden_TG, weight_VG, rows_N);
+  prediction.head.teacher_hidden_NG = hidden_TG.index_select(0, rows_N);
+  device::label(prediction.head.teacher_hidden_NG, device::Category::kHidden);
+  prediction.head.teacher_weight_VG = weight_VG;
 }
 
 std::optional<AlignedHead> make_aligned_head(

@@ -28,9 +28,10 @@ class AlignedHead {
       const data::TeacherBatch& batch, const at::Tensor& hidden_TG, const at::Tensor& weight_VG,
       const at::Tensor& rows_N) const; // rows_N: TeacherBatch::rows_BS on the device
 
-  // The same with what the loss head compares of the batch. `all`: of all tokens.
+  // Sets the pieces, and what the loss head needs of the teacher: its hidden states where the student's tokens are, and
+  // its lm_head.
   void predict(
-      const data::Batch& batch, const at::Tensor& hidden_TG, const at::Tensor& weight_VG, Prediction& all) const;
+      const data::Batch& batch, const at::Tensor& hidden_TG, const at::Tensor& weight_VG, Prediction& prediction) const;
 
  private:
   losses::ChunkOptions chunks_;

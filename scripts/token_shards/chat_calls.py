@@ -7,7 +7,7 @@
 import json
 
 from .errors import BadDocument
-from .json_values import found_text, json_name, keys_text, load_json, short_text
+from .json_values import found_text, json_name, keys_text, load_json, once, short_text
 
 # OpenAI and most; Llama; LangChain; Anthropic.
 ARGUMENTS_KEYS = ("arguments", "parameters", "args", "input")
@@ -133,16 +133,10 @@ def _parsed(value, place):
 
 
 def _strict_json(text, place):
-    """JSON without what Python reads beyond it: NaN, and a key twice, of which one value would be lost."""
+    """JSON without what Python reads beyond it: NaN, and a key twice."""
 
     def no_constant(name):
         raise ValueError(f"{name} is not JSON")
-
-    def once(pairs):
-        out = dict(pairs)
-        if len(out) < len(pairs):
-            raise ValueError(f"a key stands there twice: {', '.join(key for key, _ in pairs)}")
-        return out
 
     try:
         return json.loads(text, parse_constant=no_constant, object_pairs_hook=once)

@@ -13,10 +13,20 @@ def json_name(value):
     return next((name for kind, name in names if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
+def once(pairs):
+    """The object of these keys and values, for json.loads. ValueError: a key stands there twice, of which Python would
+    drop one value."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)} stands there twice")
+    return out
+
+
 def load_json(text, where):
-    """The value. BadDocument: the text is not JSON, or nested too deeply."""
+    """The value. BadDocument: the text is not JSON, nested too deeply, or has a key twice."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=once)
     except RecursionError as error:
         raise BadDocument(
             "JSON is nested too deeply", f"{where}: JSON that is nested too deeply to be a document"

@@ -142,6 +142,16 @@ def test_every_mistake_is_named_with_its_line_and_reason(tmp_path, model):
         assert f"  {reasons.count(reason)} {reason}; the first: {every}:{line}: " in said, said
 
 
+def test_a_key_that_stands_twice_is_a_bad_document_and_no_value_of_it_is_chosen(tmp_path, model):
+    message = '{"role": "user", "content": "a", "content": "b"}, {"role": "assistant", "content": "c"}'
+    records = ['{"text": "a", "text": "b"}', f'{{"messages": [{message}]}}', '{"text": "fox"}']
+    for name, text in (("a.jsonl", "\n".join(records)), ("a.json", f"[{', '.join(records)}]")):
+        (tmp_path / name).write_text(text)
+        said = convert(model, tmp_path / f"{name}.out", tmp_path / name)
+        assert "  2 not valid JSON; the first: " in said and "the key text stands there twice" in said, said
+        assert len(documents(tmp_path / f"{name}.out")) == 1
+
+
 def mixed(path, good, bad):
     """Bad lines first: a share is one of all documents, not of those until then."""
     path.write_text("{\n" * bad + "".join(json.dumps({"text": f"fox {i}"}) + "\n" for i in range(good)))

@@ -45,7 +45,7 @@ from token_shards.convert import Conversion
 from token_shards.encode import EncodeOptions, chat_encoder
 from token_shards.errors import InputError, Unfinished
 from token_shards.file_kinds import EXTENSIONS, KINDS, STDIN
-from token_shards.inputs import find_files, passed_lines
+from token_shards.inputs import find_files
 from token_shards.job import describe_job
 from token_shards.readers import Reader
 from token_shards.record_formats import FORMAT_NAMES, formats
@@ -171,6 +171,11 @@ def arguments(argv):
         value = getattr(args, name)
         if value is not None and value < least:
             parser.error(f"--{name.replace('_', '-')}: expected at least {least}, found {value}")
+    for name in ("output", "eval_output"):
+        if (getattr(args, name) or "").startswith("~"):
+            parser.error(
+                f"--{name.replace('_', '-')}: expected a folder, found {getattr(args, name)}: ~ is not expanded"
+            )
     if args.eval_output and os.path.realpath(args.eval_output) == os.path.realpath(args.output):
         parser.error("--output and --eval-output: expected two folders, found one")
     return args
@@ -243,8 +248,7 @@ def tokenise(args, outputs, started):
         print(f"tokenize.py: warning: {note}", file=sys.stderr)
     if args.chat_template or args.template_arg:
         check_templates(options)
-    passed = []
-    inputs = find_files(args.inputs, args.include, args.exclude, passed)
+    inputs, of_no_use = find_files(args.inputs, args.include, args.exclude)
     reader = Reader(inputs, args, RecordReader(args.records, args.text_key, args.messages_key, args.ignore_key))
     reader.check_tables()
     for folder in (args.output, args.eval_output):
@@ -272,7 +276,7 @@ def tokenise(args, outputs, started):
         speed = conversion.progress.tokens_per_second(conversion.tokens())
         processes = f"{args.workers} process{'es' * (args.workers > 1)}"
         print(f"{conversion.progress.seconds():.1f} s, {speed:,.0f} tokens/s with {processes}")
-    for line in (*tally.lines(args.max_bad), *passed_lines(passed)):
+    for line in (*tally.lines(args.max_bad), *of_no_use):
         print(line)
 
 

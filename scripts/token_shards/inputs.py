@@ -17,62 +17,91 @@ PATTERNS = [
 ]
 
 
-def find_files(paths, include, exclude, passed=None):
-    """Files, folders (recursively, the names that match `include`) and glob patterns, in a fixed order, each once.
-    `passed`: a list for the files in folders that are not read because of their names."""
+def find_files(paths, include, exclude):
+    """(files, lines for the end of the output): of files, folders (recursively, the names that match `include`) and
+    glob patterns, in a fixed order, each once. The lines say which files in folders and which patterns were of no
+    use."""
     if STDIN in paths:
         if len(paths) > 1:
             raise InputError(f"expected either {STDIN} (standard input) or files, found {', '.join(paths)}")
-        return [STDIN]
-    files = {}
+        return [STDIN], []
+    search, files = _Search(include, exclude), {}
     for path in paths:
+        for name in search.files(path):
+            files.setdefault(os.path.realpath(name), name)
+    if not files:
+        raise InputError("--exclude leaves no input file")
+    return list(files.values()), list(search.lines())
+
+
+class _Search:
+    def __init__(self, include, exclude):
+        self.include, self.exclude = include, exclude
+        self.passed = []  # files in folders
+        self.unused = dict.fromkeys([("--include", one) for one in include] + [("--exclude", one) for one in exclude])
+
+    def files(self, path):
         if os.path.isdir(path):
-            found = _walk(path, include, passed)
-            if not found:
-                patterns = ", ".join(include or PATTERNS)
-                raise InputError(f"{path}: expected files named {patterns} in this folder, found none (see --include)")
+            found = self._folder(path)
         elif os.path.isfile(path):
             found = [path]
         else:
-            found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+            found = []
+            for name in sorted(glob.glob(path, recursive=True)):
+                if os.path.isfile(name):
+                    found.append(name)
+                elif os.path.isdir(name) and "**" not in path:  # which has the files within as well
+                    found += self._folder(name)
             if not found:
                 raise InputError(f"{path}: no such file or folder, and no file matches it as a pattern")
-        for name in found:
-            if not any(fnmatch.fnmatch(name, e) or fnmatch.fnmatch(os.path.basename(name), e) for e in exclude):
-                files.setdefault(os.path.realpath(name), name)
-    if not files:
-        raise InputError("--exclude leaves no input file")
-    return list(files.values())
+        return [one for one in found if not self._matches("--exclude", self.exclude, one, os.path.basename(one))]
 
-
-def _walk(folder, include, passed):
-    found = []
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
-        for name in sorted(names):
-            path = os.path.join(root, name)
-            if name.startswith("."):
+    def _folder(self, folder):
+        found, seen = [], set()
+        for root, folders, names in os.walk(folder, onerror=_cannot_read, followlinks=True):
+            real = os.path.realpath(root)
+            if real in seen:  # a link leads back
+                folders.clear()
                 continue
-            if _is_included(path, name, include):
-                found.append(path)
-            elif passed is not None:
-                passed.append(path)
-    return found
+            seen.add(real)
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+            for name in sorted(names):
+                path = os.path.join(root, name)
+                if not name.startswith("."):
+                    (found if self._is_included(path, name) else self.passed).append(path)
+        if not found:
+            patterns = ", ".join(self.include or PATTERNS)
+            raise InputError(f"{folder}: expected files named {patterns} in this folder, found none (see --include)")
+        return found
+
+    def _is_included(self, path, name):
+        if self.include:
+            return self._matches("--include", self.include, name)
+        if not any(fnmatch.fnmatch(name.lower(), pattern) for pattern in PATTERNS):
+            return False
+        return named_kind(path) != "json" or holds_array(path)
+
+    def _matches(self, option, patterns, *names):
+        matching = [one for one in patterns if any(fnmatch.fnmatch(name, one) for name in names)]
+        for one in matching:
+            self.unused.pop((option, one), None)
+        return bool(matching)
+
+    def lines(self):
+        if self.passed:
+            more = f" and {len(self.passed) - 3:,} more" if len(self.passed) > 3 else ""
+            yield (
+                f"not read: {len(self.passed):,} files in folders, because of their names: "
+                f"{', '.join(self.passed[:3])}{more}"
+            )
+        for option, pattern in self.unused:
+            where = "no file in a folder has" if option == "--include" else "no file has"
+            folder = f" (of a folder: '*/{pattern}/*')" if option == "--exclude" and "/" not in pattern else ""
+            yield f"not used: {option} {pattern}: {where} such a name{folder}"
 
 
-def _is_included(path, name, include):
-    if include:
-        return any(fnmatch.fnmatch(name, pattern) for pattern in include)
-    if not any(fnmatch.fnmatch(name.lower(), pattern) for pattern in PATTERNS):
-        return False
-    return named_kind(path) != "json" or holds_array(path)
-
-
-def passed_lines(passed):
-    """The line for the files that were passed over."""
-    if passed:
-        more = f" and {len(passed) - 3:,} more" if len(passed) > 3 else ""
-        yield f"not read: {len(passed):,} files in folders, because of their names: {', '.join(passed[:3])}{more}"
+def _cannot_read(error):
+    raise InputError(f"{error.filename}: cannot read the folder: {error.strerror}") from error
 
 
 def describe_files(files):

@@ -286,6 +286,8 @@ class Reader:
             names = table.schema_arrow.names
         if self.records.format_of(names) is None:
             raise InputError(f"{file}: {self.records.expected(dict.fromkeys(names), 'a column')}")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InputError(f"{file}: expected a name for each column, found {twice[0]} twice")
         return table
 
 

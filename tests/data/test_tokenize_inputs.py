@@ -1,5 +1,6 @@
 """Where records come from: compression, arrays, tables, standard input; and files that are damaged."""
 
+import errno
 import gzip
 import io
 import json
@@ -154,6 +155,10 @@ def test_a_torn_array_is_an_error_that_says_how_far_it_could_be_read(tmp_path, m
 
 
 def test_a_parquet_file_without_a_known_column_or_with_torn_pages_is_an_error(tmp_path, model):
+    two = pyarrow.table([["fox"], ["dog"]], names=["text", "text"])
+    pyarrow.parquet.write_table(two, tmp_path / "two.parquet")
+    said = convert(model, tmp_path / "out", tmp_path / "two.parquet", code=1)
+    assert f"{tmp_path / 'two.parquet'}: expected a name for each column, found text twice" in said
     source = tmp_path / "a.parquet"
     table = pyarrow.table({"question": ["a"] * 5000, "answer": [f"{i}" for i in range(5000)]})
     pyarrow.parquet.write_table(table, source)
@@ -168,6 +173,53 @@ def test_a_parquet_file_without_a_known_column_or_with_torn_pages_is_an_error(tm
     source.write_bytes(data[:-100])
     assert "a.parquet: not a readable parquet file" in convert(model, tmp_path / "out", source, code=1)
     assert not (tmp_path / "out").exists()
+
+
+def test_folders_are_searched_through_links_and_in_patterns_each_file_once(tmp_path, model):
+    corpus, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
+    for folder, name in ((corpus / "inner", "a.txt"), (elsewhere, "b.txt")):
+        folder.mkdir(parents=True)
+        (folder / name).write_text(name)
+    (corpus / "link").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(corpus)
+    for name, given in (("one", corpus), ("two", corpus / "*"), ("three", corpus / "**" / "*")):
+        assert "records: 2 text\n" in convert(model, tmp_path / name, given)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, model, monkeypatch):
+    (tmp_path / "corpus" / "closed").mkdir(parents=True)
+    (tmp_path / "corpus" / "a.txt").write_text("fox")
+    scan = os.scandir
+
+    def refuse(path):
+        if os.fspath(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    said = convert(model, tmp_path / "out", tmp_path / "corpus", code=1)
+    assert f"{tmp_path / 'corpus' / 'closed'}: cannot read the folder: Permission denied" in said
+
+
+def test_patterns_that_no_file_has_are_listed(tmp_path, model):
+    (tmp_path / "corpus" / "old").mkdir(parents=True)
+    (tmp_path / "corpus" / "old" / "a.txt").write_text("fox")
+    (tmp_path / "corpus" / "b.txt").write_text("fox")
+    patterns = ["--include", "*.txt", "--include", "*.md", "--exclude", "old", "--exclude", "b.*"]
+    said = convert(model, tmp_path / "out", tmp_path / "corpus", *patterns)
+    assert [line for line in said.splitlines() if "not used" in line] == [
+        "not used: --include *.md: no file in a folder has such a name",
+        "not used: --exclude old: no file has such a name (of a folder: '*/old/*')",
+    ]
+
+
+def test_a_tilde_that_no_shell_has_expanded_makes_no_folder(tmp_path, model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("fox")
+    with pytest.raises(SystemExit):
+        convert(model, "~/out", tmp_path / "a.txt")
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_line_longer_than_a_chunk_and_paragraphs_in_chunks(tmp_path, model, monkeypatch):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from .errors import InputError
 from .unused_keys import count_unused, unused_lines
 
+_SHOWN = 10  # special tokens
 EARLY_RECORDS = 1000  # from here on, a corpus that is mostly bad ends before all of it was read
 
 
@@ -57,6 +58,7 @@ class Tally:
     formats: dict = field(default_factory=dict)
     bad: dict = field(default_factory=dict)  # reason: [count, message of the first]
     unused: dict = field(default_factory=dict)  # path of a key: [records, where the first is]
+    special: dict = field(default_factory=dict)  # a special token within texts: the same
 
     def add(self, chunk):
         self.records += chunk.records
@@ -68,8 +70,9 @@ class Tally:
                 total[name] = total.get(name, 0) + count
         for reason, message in chunk.bad:
             self.bad.setdefault(reason, [0, message])[0] += 1
-        for path, (count, where) in chunk.unused.items():
-            count_unused(self.unused, [path], where, count)
+        for total, found in ((self.unused, chunk.unused), (self.special, chunk.special)):
+            for path, (count, where) in found.items():
+                count_unused(total, [path], where, count)
 
     @property
     def bad_count(self):
@@ -104,4 +107,9 @@ class Tally:
         if self.bad:
             yield f"left out: {self.bad_count:,} bad documents (--max-bad allows {limit})"
             yield from self.bad_lines()
+        if self.special:
+            most = sorted(self.special.items(), key=lambda one: (-one[1][0], one[0]))
+            named = ", ".join(f"{token} ({count:,}; the first: {where})" for token, (count, where) in most[:_SHOWN])
+            more = f" and {len(most) - _SHOWN} more" if len(most) > _SHOWN else ""
+            yield f"special tokens that are written in the texts of records, and are encoded as such: {named}{more}"
         yield from unused_lines(self.unused)

@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import json
 import os
+import re
 import signal
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ class Encoder:
         self.reader = RecordReader(options.records, options.text_key, options.messages_key, options.ignored_keys)
         self.bos, self.eos = np.array(options.bos_ids, np.uint32), np.array(options.eos_ids, np.uint32)
         self.chats = {}
+        self.special = _special_tokens(self.tokenizer)
         self.teacher = None if options.teacher is None else Encoder(options.teacher)
 
     def chat(self, template, chat_options):
@@ -120,6 +122,10 @@ class Encoder:
             made = self._made(document, where, unused, pending[0], out)
         else:
             made = self._made_twice(document, where, unused, pending, out)
+        if self.special is not None:
+            count_unused(
+                out.special, {one for text in _own_texts(document) for one in self.special.findall(text)}, where
+            )
         out.formats[name] = out.formats.get(name, 0) + 1
         count_unused(out.unused, unused, where)
         return made if wanted else None, teacher
@@ -347,6 +353,29 @@ class Encoder:
             end = int(np.argmax(in_loss)) if in_loss is not None and np.any(in_loss) else len(ids)
             return [(ids[:end].astype(np.uint32), np.zeros(end, bool), None)]
         return [(ids.astype(np.uint32), in_loss, None)]
+
+
+def _special_tokens(tokenizer):
+    """A pattern of the special tokens that a text can hold, or None: the tokenizer takes them apart."""
+    names = [one.content for one in tokenizer.get_added_tokens_decoder().values() if one.special]
+    if tokenizer.encode_special_tokens or not names:
+        return None
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+
+
+def _own_texts(document):
+    """The texts of a document as the record has them, without those of its template."""
+    if isinstance(document, Text):
+        yield document.text if isinstance(document.text, str) else document.text.decode()
+    elif isinstance(document, Pair):
+        yield from (document.prompt, document.completion)
+    elif isinstance(document, Chat):
+        for message in document.messages:
+            content = message.get("content")
+            for part in content if isinstance(content, list) else [content]:
+                text = part.get("text") if isinstance(part, dict) else part
+                if isinstance(text, str):
+                    yield text
 
 
 class _Texts:

@@ -25,10 +25,11 @@ class Encoded:
     templates: dict = field(default_factory=dict)  # name of a chat template: records that it has rendered
     formats: dict = field(default_factory=dict)  # name: records of this format
     unused: dict = field(default_factory=dict)  # path of a key that was not used: [records, where the first is]
+    special: dict = field(default_factory=dict)  # a special token that stands in texts: the same
     packed: dict | None = None  # the documents as pack_documents() returns them, if they came so
 
     def meta(self):
-        names = ("records", "empty", "no_assistant", "not_wanted", "bad", "templates", "formats", "unused")
+        names = ("records", "empty", "no_assistant", "not_wanted", "bad", "templates", "formats", "unused", "special")
         return {name: getattr(self, name) for name in names}
 
     def arrays(self):

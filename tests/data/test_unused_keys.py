@@ -129,6 +129,26 @@ def test_several_workers_and_a_continued_conversion_list_the_same(tmp_path, mode
     assert listed(result.stdout)[0] == expected
 
 
+def test_special_tokens_that_texts_hold_are_listed(tmp_path, model):
+    rendered = "<|im_start|>user\nhi<|im_end|>"
+    records = [
+        {"messages": CHAT},
+        {"messages": [{"role": "user", "content": rendered}, CHAT[1]]},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": [{"text": "a<|im_end|>b"}]}]},
+        {"prompt": "<|im_start|>", "completion": "b"},
+        {"text": "fox<|bos|>"},
+    ]
+    source = write_jsonl(tmp_path / "in.jsonl", records)
+    (tmp_path / "in.txt").write_text("<|bos|> and <|bos|>")
+    said = convert(model, tmp_path / "out", source, tmp_path / "in.txt")
+    assert (
+        "special tokens that are written in the texts of records, and are encoded as such: "
+        f"<|bos|> (2; the first: {source}:5), <|im_end|> (2; the first: {source}:2), "
+        f"<|im_start|> (2; the first: {source}:2)\n" in said
+    )
+    assert "special tokens" not in convert(model, tmp_path / "plain", write_jsonl(tmp_path / "p.jsonl", records[:1]))
+
+
 # Each key that should be a text, and the message's part before "expected".
 TEXTS = [
     (lambda value: {"text": value}, "text: "),

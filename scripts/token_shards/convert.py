@@ -146,10 +146,18 @@ class Conversion:
         for output in self.outputs:
             documents = output.documents + (len(self.split.chosen) if output is self.split.held_out else 0)
             if not documents:
+                held_out = 0 if output is self.split.held_out else self.split.count
+                fraction, tokens = self.args.eval_fraction, self.args.eval_tokens
+                option = f"--eval-fraction {fraction}" if tokens is None else f"--eval-tokens {tokens}"
                 raise InputError(
                     f"{output.folder}: no document came to this output: the input has {self.split.count} documents "
                     f"with tokens ({self.tally.empty} empty, {self.tally.no_assistant} without an assistant's token, "
                     f"{self.tally.not_wanted} not to be learned, {self.tally.bad_count} bad)"
+                    + (
+                        f", and {option} holds out {held_out} of them"
+                        if self.split.held_out and self.split.count
+                        else ""
+                    )
                     + "".join(f"\n{line}" for line in self.tally.bad_lines())
                 )
 

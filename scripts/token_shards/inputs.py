@@ -28,7 +28,11 @@ def find_files(paths, include, exclude):
     search, files = _Search(include, exclude), {}
     for path in paths:
         for name in search.files(path):
-            files.setdefault(os.path.realpath(name), name)
+            real = os.path.realpath(name)
+            if real in files:
+                search.again.append(name)
+            else:
+                files[real] = name
     if not files:
         raise InputError("--exclude leaves no input file")
     return list(files.values()), list(search.lines())
@@ -38,6 +42,7 @@ class _Search:
     def __init__(self, include, exclude):
         self.include, self.exclude = include, exclude
         self.passed = []  # files in folders
+        self.again = []  # files that were found before, under this or another name
         self.unused = dict.fromkeys([("--include", one) for one in include] + [("--exclude", one) for one in exclude])
 
     def files(self, path):
@@ -89,15 +94,17 @@ class _Search:
 
     def lines(self):
         if self.passed:
-            more = f" and {len(self.passed) - 3:,} more" if len(self.passed) > 3 else ""
-            yield (
-                f"not read: {len(self.passed):,} files in folders, because of their names: "
-                f"{', '.join(self.passed[:3])}{more}"
-            )
+            yield f"not read: {len(self.passed):,} files in folders, because of their names: {_named(self.passed)}"
+        if self.again:
+            yield f"read once: {len(self.again):,} files that were found more than once: {_named(self.again)}"
         for option, pattern in self.unused:
             where = "no file in a folder has" if option == "--include" else "no file has"
             folder = f" (of a folder: '*/{pattern}/*')" if option == "--exclude" and "/" not in pattern else ""
             yield f"not used: {option} {pattern}: {where} such a name{folder}"
+
+
+def _named(names):
+    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
 def _cannot_read(error):

@@ -23,8 +23,9 @@ class ShardFolder:
         self.overwrite = overwrite
         self.written = self.documents = self.tokens = self.tokens_in_loss = self.teacher_tokens = 0
         self.shard = Shard(spec)
-        if self.folder.exists() and not self.folder.is_dir():
-            raise FileExistsError(f"{folder}: expected a folder, found a file")
+        if not self.folder.is_dir() and (self.folder.exists() or self.folder.is_symlink()):
+            found = "a file" if self.folder.exists() else f"a link to {os.readlink(folder)}, which is not there"
+            raise FileExistsError(f"{folder}: expected a folder, found {found}")
         if not overwrite and not (self.folder / WORK).exists():
             self.check_free()
         self.work = self.folder / WORK

@@ -400,7 +400,9 @@ def test_bad_arguments_and_folders_are_errors(tmp_path, model):
         model, out, tmp_path / "b.txt", "--eval-output", "e", "--eval-fraction", "1", code=2
     )
     error = tokenise(model, out, tmp_path / "b.txt", "--eval-output", tmp_path / "e", "--eval-tokens", "9", code=1)
-    assert "no document came to this output" in error
+    assert "no document came to this output" in error and "--eval-tokens 9 holds out 1 of them" in error
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "a link to nowhere, which is not there" in tokenise(model, tmp_path / "link", tmp_path / "b.txt", code=1)
     for damage in ("{", "[]", '{"model": {"vocab": {"a": "x"}}}'):
         (tmp_path / "none" / "tokenizer.json").write_text(damage)
         assert "none/tokenizer.json: " in tokenise(tmp_path / "none", out, tmp_path / "b.txt", code=1)

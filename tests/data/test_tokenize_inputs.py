@@ -184,6 +184,10 @@ def test_folders_are_searched_through_links_and_in_patterns_each_file_once(tmp_p
     (elsewhere / "back").symlink_to(corpus)
     for name, given in (("one", corpus), ("two", corpus / "*"), ("three", corpus / "**" / "*")):
         assert "records: 2 text\n" in convert(model, tmp_path / name, given)
+    twice = [corpus / "inner" / "a.txt"] * 2
+    assert f"read once: 1 files that were found more than once: {twice[0]}\n" in convert(
+        model, tmp_path / "four", *twice
+    )
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
 
 

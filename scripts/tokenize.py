@@ -171,6 +171,9 @@ def arguments(argv):
         value = getattr(args, name)
         if value is not None and value < least:
             parser.error(f"--{name.replace('_', '-')}: expected at least {least}, found {value}")
+    names = [name for name, _ in args.template_arg]
+    if len(set(names)) < len(names):
+        parser.error(f"--template-arg: expected each name once, found {', '.join(names)}")
     for name in ("output", "eval_output"):
         if (getattr(args, name) or "").startswith("~"):
             parser.error(
@@ -299,7 +302,8 @@ def main(argv=None):
         return 1
     except OSError as error:
         keep = can_continue(started)
-        print(f"tokenize.py: error: {error}{how_to_continue(keep)}", file=sys.stderr)
+        place = "" if error.filename else f"{args.output}: "  # writing to an open file does not name it
+        print(f"tokenize.py: error: {place}{error}{how_to_continue(keep)}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, SystemExit) as error:
         keep = can_continue(started)

@@ -90,12 +90,19 @@ def add_chat_arguments(parser):
     )
 
 
+_PYTHONS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false", "None": "null"}
+
+
 def _template_argument(text):
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text}")
     if name in RESERVED_ARGUMENTS:
         raise argparse.ArgumentTypeError(f"{name} is not for --template-arg: it is set for each conversation")
+    if value in _PYTHONS:  # as a text, which is true for a template
+        raise argparse.ArgumentTypeError(
+            f"{name}: expected {_PYTHONS[value]} as JSON writes it, or '\"{value}\"' for the text, found {value}"
+        )
     try:
         return name, json.dumps(json.loads(value))
     except ValueError:

@@ -291,6 +291,11 @@ def test_the_command_line_has_turns_and_template_arguments(tmp_path, chats):
     for args, message in (
         (("--template-arg", "nothing=1"), "--template-arg nothing: the chat template has no variable of this name"),
         (("--template-arg", "tools=[]"), "tools is not for --template-arg"),
+        (("--template-arg", "enable_thinking=False"), "expected false as JSON writes it"),
+        (
+            ("--template-arg", "enable_thinking=false", "--template-arg", "enable_thinking=true"),
+            "expected each name once, found enable_thinking, enable_thinking",
+        ),
         (("--template-arg", "enable_thinking"), "expected NAME=VALUE, found enable_thinking"),
         (("--turns", "some"), "invalid choice: 'some'"),
     ):

@@ -6,6 +6,7 @@
 #include "data/base/problem_list.h"
 #include "data/base/status_macros.h"
 #include "trainer/checkpoint/folder.h"
+#include "trainer/config/lora.h"
 #include "trainer/config/teachers.h"
 #include "trainer/device/device_hooks.h"
 #include "trainer/device/device_info.h"
@@ -145,8 +146,10 @@ absl::StatusOr<std::optional<checkpoint::Resumed>> resume(OpenedRun& run) {
         mesh, "data.eval (the prompts of eval.samples)", run.samples->fingerprint()));
   }
   RETURN_IF_ERROR(agree(mesh, run.folder ? run.folder->remove_earlier_run() : absl::OkStatus()));
-  run.checkpoints =
-      std::make_unique<RunCheckpoints>(config, own, *run.data, *run.models->student, run.step->optimizer(), mesh);
+  auto model_files = config::hashes_beside_checkpoints(config);
+  RETURN_IF_ERROR(agree(mesh, model_files.status()));
+  run.checkpoints = std::make_unique<RunCheckpoints>(
+      config, own, *std::move(model_files), *run.data, *run.models->student, run.step->optimizer(), mesh);
   if (run.start.mode != StartMode::kResume && run.start.resume_from.empty()) {
     return std::optional<checkpoint::Resumed>();
   }

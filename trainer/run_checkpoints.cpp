@@ -54,19 +54,21 @@ std::string describe_no_step_left(int64_t step, int64_t total_steps) {
 }
 
 RunCheckpoints::RunCheckpoints(
-    const config::Config& config, checkpoint::RunIdentity identity, TrainingData& data, sharding::ModelShards& student,
-    optim::AdamW& optimizer, const sharding::Mesh& mesh)
+    const config::Config& config, checkpoint::RunIdentity identity, std::map<std::string, std::string> model_files,
+    TrainingData& data, sharding::ModelShards& student, optim::AdamW& optimizer, const sharding::Mesh& mesh)
     : config_(config), data_(data), student_(student), optimizer_(optimizer), mesh_(mesh) {
   info_.identity = std::move(identity);
   info_.config = config::dump(config);
   info_.program = "distill " DISTILL_VERSION;
   info_.student_folder = absolute_path(config.student.path);
+  info_.model_files = std::move(model_files);
 }
 
 absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(
     const std::string& folder, const std::function<bool(const checkpoint::TrainState&)>& other_data_allowed) {
   const checkpoint::ResumingRun run{
-      info_.identity, [this](const checkpoint::DataStage& stage) { return data_.identity(stage); }, other_data_allowed};
+      info_.identity, [this](const checkpoint::DataStage& stage) { return data_.identity(stage); }, other_data_allowed,
+      info_.model_files};
   auto resumed = folder.empty() ? checkpoint::resume_newest(config_.run.dir, run, student_, optimizer_, mesh_)
                                 : checkpoint::resume_from(folder, run, student_, optimizer_, mesh_);
   if (!resumed.ok()) {
@@ -77,6 +79,12 @@ absl::StatusOr<checkpoint::Resumed> RunCheckpoints::resume(
     return status;
   }
   resumed->data_lines = *std::move(lines);
+  for (const auto& [key, hash] : resumed->info.model_files) {
+    const auto now = info_.model_files.find(key);
+    if (now != info_.model_files.end() && now->second != hash) {
+      resumed->data_lines.push_back(absl::StrCat("changed since the checkpoint: the model files of ", key));
+    }
+  }
   auto moved = mesh_.is_main() ? checkpoint::set_aside_after(config_.run.dir, resumed->state.step)
                                : absl::StatusOr<std::vector<std::string>>(std::vector<std::string>());
   if (absl::Status status = sharding::agree(mesh_, moved.status()); !status.ok()) {

@@ -25,10 +25,10 @@ std::string describe_no_step_left(int64_t step, int64_t total_steps);
 // lines about it in the log. All ranks call these functions together.
 class RunCheckpoints {
  public:
-  // All of them outlive this.
+  // `model_files`: of RunInfo. What is given by reference outlives this.
   RunCheckpoints(
-      const config::Config& config, checkpoint::RunIdentity identity, TrainingData& data,
-      sharding::ModelShards& student, optim::AdamW& optimizer, const sharding::Mesh& mesh);
+      const config::Config& config, checkpoint::RunIdentity identity, std::map<std::string, std::string> model_files,
+      TrainingData& data, sharding::ModelShards& student, optim::AdamW& optimizer, const sharding::Mesh& mesh);
 
   // Continues from the folder, or where it is empty from the newest complete checkpoint of the run folder, and takes
   // the training data to where the run stands. Changes no file, but sets checkpoints aside: those that turn out to be

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import reference_training
 import tiny
 from adapters import EXPERTS, LORA, LORA_ON_EXPERTS, config_of, expect_pefts_evaluation, load_peft, logits_of
-from test_resume import files
+from test_resume import change_weights, files
 
 peft = pytest.importorskip("peft", reason="peft (scripts/requirements.txt) is not installed")
 
@@ -221,3 +221,19 @@ def test_a_checkpoint_of_another_rank_is_refused(tmp_path, models, ragged_shard,
     config["train"]["steps"] = 12
     done = tiny.distill("--config", tiny.write_config(tmp_path, config), "--resume", code=(1, 2))
     assert "LoRA of rank 4" in done.stderr and "LoRA of rank 6" in done.stderr
+
+
+def test_a_checkpoint_is_neither_continued_nor_exported_with_another_base(tmp_path, trained):
+    config, run = trained
+    config, copy, base = json.loads(json.dumps(config)), copied(run, tmp_path / "run"), tmp_path / "base"
+    shutil.copytree(config["student"]["path"], base)
+    config["student"]["path"], config["run"]["dir"], config["train"]["steps"] = str(base), str(copy), 12
+    moved = tiny.write_config(tmp_path, config)
+    tiny.distill("--config", moved, "--resume", "--dry-run")
+    change_weights(base)
+    refused = tiny.distill("--config", moved, "--resume", code=tiny.BAD_INPUT).stderr
+    assert "the files of student.path, the base of its adapters" in refused
+    for merge in ([], ["--merge"]):
+        arguments = ["--checkpoint", copy, "--model", base, "--out", tmp_path / "out", *merge]
+        assert "its adapters belong to other weights" in tiny.distill("export", *arguments, code=tiny.BAD_INPUT).stderr
+    assert not (tmp_path / "out").exists()

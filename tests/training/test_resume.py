@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import tiny
 
@@ -33,6 +34,12 @@ def timeless(records):
 
 def files(folder):
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def change_weights(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.fixture
@@ -197,6 +204,19 @@ def test_a_run_that_ends_between_setting_aside_and_dropping_lines_loses_none(tmp
     assert "after step 4" in (run / "log.txt").read_text()
     for found, reference in zip(tiny.read_metrics(run), metrics, strict=True):
         assert timeless(found) == timeless(reference)
+
+
+def test_other_files_of_the_same_teacher_are_named(tmp_path, config):
+    first, teacher = config("run", 4), tmp_path / "teacher"
+    shutil.copytree(first["teacher"]["path"], teacher)
+    changed = "changed since the checkpoint: the model files of teacher.path"
+    for steps in (4, 6, 8):
+        if steps == 8:
+            change_weights(teacher)
+        longer = config("run", steps)
+        longer["teacher"]["path"] = str(teacher)
+        run = tiny.train(tmp_path / "run", longer, *(["--resume"] if steps > 4 else []))
+        assert (changed in (run / "log.txt").read_text()) == (steps == 8)
 
 
 def test_a_run_may_branch_off_from_another_ones_checkpoint(tmp_path, config):

@@ -39,6 +39,14 @@ absl::Status export_model(const ExportOptions& options) {
   }
   if (run.trains_adapter()) {
     ASSIGN_OR_RETURN(model->adapter, config::resolve_student_adapter(run, *model));
+    ASSIGN_OR_RETURN(const std::string hash, config::base_hash(run.student, run.train.seed));
+    const auto saved = index.info.model_files.find(kBaseOfAdapters);
+    if (saved != index.info.model_files.end() && saved->second != hash) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          options.checkpoint, ": its adapters belong to other weights than those of ", source,
+          ": the files of their base had the hash ", saved->second, ", these have ", hash,
+          "; name the folder of the base with --model"));
+    }
   }
   const std::vector<models::UnitLayout> layouts = models::trained_layouts(*model);
   if (describe_units(layouts) != index.units) {

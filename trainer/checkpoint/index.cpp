@@ -377,6 +377,7 @@ std::string to_json(const Index& index) {
   json["tokenizer"] = index.info.identity.tokenizer;
   json["data_sets"] = sets_json(data.sets);
   json["student_folder"] = index.info.student_folder;
+  json["model_files"] = index.info.model_files;
   json["layout"] = {{"shard", index.shard}, {"replicate", index.replicate}};
   json["units"] = Json::array();
   for (const Unit& unit : index.units) {
@@ -434,6 +435,11 @@ absl::StatusOr<Index> parse_index(std::string_view text, const std::string& sour
   index.info.identity.optimizer = reader.text(*json, "", "optimizer");
   index.info.identity.tokenizer = reader.text(*json, "", "tokenizer");
   index.info.student_folder = reader.text(*json, "", "student_folder");
+  if (const auto files = json->find("model_files"); files != json->end()) {
+    for (const auto& [key, hash] : files->items()) {
+      index.info.model_files[key] = reader.text(*files, "model_files.", key.c_str());
+    }
+  }
   index.info.config = reader.text(*json, "", "config");
   index.state.data_stages = version > kOldestVersion ? read_stages(*json, reader, index.state)
                                                      : std::vector<DataStage>{only_stage(index.info.config)};

@@ -14,6 +14,18 @@ bool same_reading(const std::string& saved, const std::string& current) {
   return saved.substr(0, saved.find(kHash)) == current.substr(0, current.find(kHash));
 }
 
+// Adapters belong to the weights that they were trained on.
+absl::Status check_base(const std::string& folder, const RunInfo& saved, const ResumingRun& run) {
+  const auto then = saved.model_files.find(kBaseOfAdapters), now = run.model_files.find(kBaseOfAdapters);
+  if (then == saved.model_files.end() || now == run.model_files.end() || then->second == now->second) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      folder, ": cannot be continued: the files of ", kBaseOfAdapters,
+      ", the base of its adapters, are others than those that they were trained on: expected the hash ", then->second,
+      ", found ", now->second));
+}
+
 absl::Status check_identity(const std::string& folder, const Index& index, const ResumingRun& run) {
   const RunIdentity &saved = index.info.identity, &current = run.identity;
   const DataStage& stage = index.state.data_stages.back();
@@ -68,6 +80,7 @@ absl::Status read_on_this_rank(
     const sharding::Mesh& mesh, Resumed& resumed) {
   ASSIGN_OR_RETURN(const Index index, read_index(folder));
   RETURN_IF_ERROR(check_identity(folder, index, run));
+  RETURN_IF_ERROR(check_base(folder, index.info, run));
   RETURN_IF_ERROR(check_units(folder, index, model));
   StateReader reader(folder, index);
   RETURN_IF_ERROR(read_state(reader, index, model, optimizer, mesh));

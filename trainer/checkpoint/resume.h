@@ -22,6 +22,7 @@ struct ResumingRun {
   std::function<DataIdentity(const DataStage& stage)> data_in;
   // Whether the run may go on from this state with other data, which begin a stage of their own; null: never.
   std::function<bool(const TrainState&)> other_data_allowed = {};
+  std::map<std::string, std::string> model_files = {}; // as in RunInfo
 };
 
 struct Resumed {

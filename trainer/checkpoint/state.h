@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -89,6 +90,8 @@ struct RunInfo {
   std::string config; // the resolved configuration, YAML
   std::string program; // name and version
   std::string student_folder; // absolute; an exported model gets its config.json and tokenizer
+  std::map<std::string, std::string> model_files; // config::hashes_beside_checkpoints(); older versions have none
 };
+inline constexpr const char* kBaseOfAdapters = "student.path"; // its key in model_files
 
 } // namespace distill::checkpoint

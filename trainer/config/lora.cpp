@@ -108,11 +108,28 @@ absl::StatusOr<std::shared_ptr<const models::WeightSource>> open_weights(
 }
 
 absl::StatusOr<std::string> base_hash(const ModelSection& model, int64_t seed) {
-  ASSIGN_OR_RETURN(std::string text, hf::folder_fingerprint(model.path));
+  ASSIGN_OR_RETURN(std::string text, hf::folder_fingerprint(model.folder()));
   if (model.init == ModelInit::kRandom) {
     absl::StrAppend(&text, "random from seed ", seed, "\n");
   }
   return base::checksum_text(base::checksum(text.data(), text.size()));
+}
+
+absl::StatusOr<std::map<std::string, std::string>> hashes_beside_checkpoints(const Config& config) {
+  std::map<std::string, std::string> hashes;
+  for (const auto& [name, section] : models_of_run(config)) {
+    const bool is_student = name == "student";
+    if (is_student ? config.trains_adapter() : !section.folder().empty()) {
+      const std::string key = absl::StrCat(name, section.reads_cache() ? ".cache" : ".path");
+      ASSIGN_OR_RETURN(hashes[key], base_hash(section, config.train.seed));
+    }
+    if (!is_student && !section.adapter.empty()) {
+      ModelSection adapter;
+      adapter.path = section.adapter;
+      ASSIGN_OR_RETURN(hashes[absl::StrCat(name, ".adapter")], base_hash(adapter, config.train.seed));
+    }
+  }
+  return hashes;
 }
 
 } // namespace distill::config

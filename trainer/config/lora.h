@@ -2,6 +2,7 @@
 
 #include <absl/status/statusor.h>
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -28,5 +29,9 @@ absl::StatusOr<std::shared_ptr<const models::WeightSource>> open_weights(
 // A hash of the weights that an adapter belongs to: of the model's files, as hf::folder_fingerprint samples them, and
 // of the seed of random weights.
 absl::StatusOr<std::string> base_hash(const ModelSection& model, int64_t seed);
+
+// The same of all models that a run reads and its checkpoints do not hold, by key: the base of the student's adapters
+// (student.path), the teachers and their adapters.
+absl::StatusOr<std::map<std::string, std::string>> hashes_beside_checkpoints(const Config& config);
 
 } // namespace distill::config

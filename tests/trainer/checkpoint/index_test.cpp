@@ -20,7 +20,7 @@ Index sample_index() {
   index.state = {
       12, 96, 3072, 1,
       0,  2,  10,   {{0, 0, 32, data::PackingMode::kPack}, {7, 56, 64, data::PackingMode::kConcat, 0, data}}};
-  index.info = {{"m", "o", "t"}, "run:\n  dir: x\n", "distill 1", "/models/s"};
+  index.info = {{"m", "o", "t"}, "run:\n  dir: x\n", "distill 1", "/models/s", {{"teacher.path", "ab"}}};
   index.shard = 2;
   index.replicate = 3;
   index.units = {
@@ -39,6 +39,7 @@ TEST(IndexTest, RoundTrip) {
   EXPECT_EQ(read->info.identity, index.info.identity);
   EXPECT_EQ(read->info.config, index.info.config);
   EXPECT_EQ(read->info.student_folder, index.info.student_folder);
+  EXPECT_EQ(read->info.model_files, index.info.model_files);
   EXPECT_EQ(read->units, index.units);
   EXPECT_EQ(read->replicate, 3);
   ASSERT_EQ(read->files.size(), 2);

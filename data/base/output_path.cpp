@@ -1,5 +1,6 @@
 #include "data/base/output_path.h"
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 #include <linux/magic.h>
 #include <sys/stat.h>
@@ -78,13 +79,29 @@ fs::path absolute(const std::string& path) {
   return whole;
 }
 
-absl::Status refused(const std::string& name, const char* expected, const std::string& path, const std::string& found) {
+absl::Status refused(const std::string& name, const char* expected, const std::string& path, std::string found) {
+  std::error_code error;
+  if (const std::string as_written = not_expanded(path); !as_written.empty() && !fs::exists(path, error)) {
+    found = as_written;
+  }
   return found.empty()
       ? absl::OkStatus()
       : absl::InvalidArgumentError(absl::StrCat(name, ": expected ", expected, ", found ", path, ": ", found));
 }
 
 } // namespace
+
+std::string not_expanded(const std::string& path) {
+  const auto begins_name = [](char c) {
+    return absl::ascii_isalpha(static_cast<unsigned char>(c)) || c == '_' || c == '{';
+  };
+  for (size_t at = path.find('$'); at != std::string::npos; at = path.find('$', at + 1)) {
+    if (at + 1 < path.size() && begins_name(path[at + 1])) {
+      return "variables are not expanded: write the whole path";
+    }
+  }
+  return path.starts_with('~') ? "~ is not expanded: write the whole path" : "";
+}
 
 absl::Status check_output_folder(const std::string& name, const std::string& path) {
   constexpr const char* kExpected = "a folder that can be made or written to";

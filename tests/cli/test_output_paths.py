@@ -27,6 +27,8 @@ IN_THE_WAY = {
     "dangling/below": "dangling is a symbolic link to nowhere, which does not exist",
     "/proc/run": "/proc belongs to the kernel, which takes no files there",
     "x" * 300: "longer than the system allows",
+    "~/run": "~ is not expanded: write the whole path",
+    "runs/$USER/a": "variables are not expanded: write the whole path",
 }
 COMMANDS = {
     "dry run": ("run.dir", lambda path: ["--config", "config.yaml", "--dry-run", "--set", f"run.dir={path}"]),
@@ -72,7 +74,7 @@ FILES = {
 
 @pytest.mark.parametrize(
     "command, path",
-    [("report", path) for path in ("train", "loop", "dangling", "file/page", "gone/page", "pipe", "x" * 300)]
+    [("report", path) for path in ("train", "loop", "dangling", "file/page", "gone/page", "pipe", "x" * 300, "~/page")]
     + [(name, path) for name in FILES for path in ("train", "file/page")],
 )
 def test_a_file_that_cannot_be_made_is_refused_before_anything_else(distill, place, command, path):

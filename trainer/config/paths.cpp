@@ -1,10 +1,10 @@
 #include "trainer/config/paths.h"
 
-#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include <filesystem>
 
+#include "data/base/output_path.h"
 #include "data/shard_format.h"
 #include "trainer/config/path_hints.h"
 #include "trainer/config/teachers.h"
@@ -111,11 +111,8 @@ class Paths {
       return true;
     }
     std::error_code ignored;
-    if (!hint.empty()) {
-      // says it all
-    } else if (absl::StartsWith(path, "~")) {
-      hint = "~ is not expanded: write the whole path";
-    } else if (fs::path(path).is_relative()) {
+    hint = hint.empty() ? base::not_expanded(path) : hint;
+    if (hint.empty() && fs::path(path).is_relative()) {
       hint = absl::StrCat("the path is relative to the working directory, ", fs::current_path(ignored).string());
     }
     fail(field, key, expected, absl::StrCat("nothing at ", path), hint);

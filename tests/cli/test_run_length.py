@@ -57,6 +57,14 @@ def test_epochs_are_passes_over_the_data(distill, place):
     assert re.search(r"steps done +\d+ of 3 epochs", said), said
 
 
+def test_a_token_shard_that_is_given_twice_is_warned_of(distill, place):
+    expected = "data.train: 1 of its token shards have the tokens of an earlier one (again/"
+    shutil.copytree(place / "train", place / "again")
+    for sets, warned in (("[train, again]", True), ("train", False)):
+        dry = distill(place, "--config", "config.yaml", "--dry-run", "--set", f"data.train={sets}")
+        assert dry.returncode == 0 and (expected in dry.stderr) == warned, dry.stderr
+
+
 def test_a_batch_larger_than_the_epochs_is_warned_of(distill, place):
     dry = distill(
         place, *EPOCHS, "train.epochs=1", "train.global_batch_size=64", "scheduler.warmup_steps=0", "--dry-run"

@@ -54,16 +54,35 @@ std::string epochs_warning(const config::Config& config, const data::Dataset& da
       config.train.epochs, sequences, steps, batch, epochs);
 }
 
+// Covers all tokens of a shard.
+base::Digest hash_of(const data::Shard* shard) {
+  base::Digest hash;
+  std::copy_n(shard->header().header_hash, hash.size(), hash.begin());
+  return hash;
+}
+
+// Empty unless a run trains on a token shard more than once in an epoch. With several teachers each may have it.
+std::string twice_warning(const config::Config& config, const std::shared_ptr<data::Dataset>& data) {
+  std::set<base::Digest> seen;
+  std::vector<std::string> again;
+  for (const data::Shard* shard : data && !config.has_list() ? data->shards() : std::vector<const data::Shard*>()) {
+    if (!seen.insert(hash_of(shard)).second) {
+      again.push_back(shard->path());
+    }
+  }
+  return again.empty()
+      ? ""
+      : absl::StrFormat(
+            "data.train: %d of its token shards have the tokens of an earlier one (%s%s), which are read once more in "
+            "each epoch; the weight of a data set says how often it is read",
+            again.size(), again.front(), again.size() > 1 ? ", ..." : "");
+}
+
 // Empty unless a run evaluates on token shards that it also trains on.
 std::string trained_on_warning(const config::Config& config, const Inputs& inputs) {
   if (!inputs.train_data || !inputs.eval_data || !config.eval.during_training()) {
     return "";
   }
-  const auto hash_of = [](const data::Shard* shard) { // which covers all tokens
-    base::Digest hash;
-    std::copy_n(shard->header().header_hash, hash.size(), hash.begin());
-    return hash;
-  };
   std::set<base::Digest> trained;
   for (const data::Shard* shard : inputs.train_data->shards()) {
     trained.insert(hash_of(shard));
@@ -87,8 +106,11 @@ std::string trained_on_warning(const config::Config& config, const Inputs& input
 
 std::vector<std::string> input_warnings(const config::Config& config, const Inputs& inputs) {
   std::vector<std::string> warnings{
-      teacher_length_warning(config, inputs), epochs_warning(config, *inputs.train_data),
-      trained_on_warning(config, inputs), boundaries_warning("data.train", inputs.train_data),
+      teacher_length_warning(config, inputs),
+      epochs_warning(config, *inputs.train_data),
+      twice_warning(config, inputs.train_data),
+      trained_on_warning(config, inputs),
+      boundaries_warning("data.train", inputs.train_data),
       boundaries_warning("data.eval", inputs.eval_data)};
   warnings.erase(std::remove(warnings.begin(), warnings.end(), ""), warnings.end());
   return warnings;

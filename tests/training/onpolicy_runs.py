@@ -12,6 +12,8 @@ ENGINE = Path(__file__).with_name("onpolicy_engine.py")
 END = 1
 MOST = 8  # onpolicy.max_new_tokens
 SCRIPT = tiny.REPOSITORY / "scripts" / "rollout_transformers.py"
+# In float32 on a GPU, too, where it would generate in bfloat16: then its log-probabilities are those of the run.
+TRANSFORMERS = f"{sys.executable} {SCRIPT} --dtype float32 --model {{model}} --prompts {{prompts}} --output {{output}}"
 HTTP = tiny.REPOSITORY / "scripts" / "rollout_http.py"
 SERVER = tiny.REPOSITORY / "tests" / "scripts" / "stand_in_server.py"
 

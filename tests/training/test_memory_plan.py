@@ -291,7 +291,7 @@ def test_a_plan_that_does_not_fit_stops_before_any_weight_is_read(tmp_path, mode
     tiny.distill("--config", path, "--dry-run", code=tiny.DOES_NOT_FIT)
     tiny.distill("--config", path, "--dry-run", "--set", "memory.on_overflow=warn")
     tiny.distill("plan", "--config", path, "--set", "memory.on_overflow=warn", code=tiny.DOES_NOT_FIT)
-    tiny.distill("plan", "--config", path, "--set", "memory.limit_gib=4")
+    tiny.distill("plan", "--config", path, "--set", "memory.limit_gib=16")
 
 
 def test_out_of_memory_says_what_was_held_and_what_would_fit(tmp_path, models, long_shard):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import transformers
 import event_points
 import tiny
 import token_shard
-from onpolicy_runs import END, SCRIPT, command, completions, config_in, description, judged, losses, round_folder
+from onpolicy_runs import END, TRANSFORMERS, command, completions, config_in, description, judged, losses, round_folder
 
 LOGPROBS = r"mean log-probability (-[0-9.]+) nats, the engine's (-[0-9.]+)"
 
@@ -343,8 +342,7 @@ def test_old_rounds_are_removed_but_not_those_of_a_checkpoint(tmp_path, config):
 
 def test_transformers_writes_a_round(tmp_path, config):
     """scripts/rollout_transformers.py: the tokens that the student samples, with their log-probabilities."""
-    script = f"{sys.executable} {SCRIPT} --model {{model}} --prompts {{prompts}} --output {{output}}"
-    settings = config("run", script, onpolicy={"temperature": 1, "weights_dir": str(tmp_path / "weights")})
+    settings = config("run", TRANSFORMERS, onpolicy={"temperature": 1, "weights_dir": str(tmp_path / "weights")})
     settings["train"]["steps"] = 2
     run = tiny.train(tmp_path, settings)
     lines = completions(run, 0)
@@ -359,8 +357,7 @@ def test_transformers_writes_a_round(tmp_path, config):
 
 def test_an_engine_gets_the_adapters_in_the_weights(tmp_path, config):
     """Adapters that have learned a lot: the base alone would have other log-probabilities."""
-    script = f"{sys.executable} {SCRIPT} --model {{model}} --prompts {{prompts}} --output {{output}}"
-    settings = config("run", script, optimizer={"lr": 0.05}, onpolicy={"every": 3, "max_logprob_gap": 0})
+    settings = config("run", TRANSFORMERS, optimizer={"lr": 0.05}, onpolicy={"every": 3, "max_logprob_gap": 0})
     settings["student"]["lora"] = {"rank": 4, "alpha": 16}
     run = tiny.train(tmp_path, settings)
     assert len(completions(run, 1)) == 12

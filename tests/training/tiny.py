@@ -268,8 +268,8 @@ def make_shard(path, documents):
 
 
 def base_config(folder, student, teacher, shard, /, **sections):
-    """A config as a nested dictionary; `sections` are merged over the defaults of these tests. A test that needs more
-    GPUs than there are is skipped here."""
+    """A config as a nested dictionary; `sections` are merged over the defaults of these tests: one rank, also where
+    several GPUs are visible. A test that needs more GPUs than there are is skipped here."""
     config = {
         "student": {"path": student},
         "teacher": {"path": teacher},
@@ -284,6 +284,8 @@ def base_config(folder, student, teacher, shard, /, **sections):
         config.setdefault(section, {}).update(values)
     if config["scheduler"]["type"] == "constant":
         config["scheduler"].pop("min_lr_ratio", None)  # a key that has no effect is refused
+    if DEVICE == "cuda":
+        config.setdefault("parallel", {}).setdefault("processes", 1)
     need_devices(config.get("parallel", {}).get("processes", 1))
     return config
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
+from transformers import AutoModelForCausalLM  # here, since several threads measure
 
 BATCH_TOKENS = 16384
 
@@ -73,8 +74,6 @@ def prepared(path, pairs):
 
 def measure(folder, pairs, sentences, device):
     """{context: {"kept": accuracies of the pairs that the challenge kept, "all": of all}} of a model folder."""
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     found = {}
     for context, padded in sentences.items():

@@ -7,33 +7,36 @@ set -euo pipefail
 # shellcheck source=scripts/shared/usage.sh
 . "$(dirname "$0")/shared/usage.sh"
 check_arguments "" 1 - "$@"
+out=$(realpath -m "$1")
+check_own_folder "$out"
 cd "$(dirname "$0")/.."
-out=$1
 preset=${2:-release}
 shift
 [ $# -gt 0 ] && shift
 build=build/$preset
 [ $# -gt 0 ] || set -- distill
 
-rm -rf "$out.partial"
-mkdir -p "$out.partial/bin" "$out.partial/lib"
+partial=$out.distill-unfinished
+rm -rf "$partial"
+mkdir -p "$partial/bin" "$partial/lib"
+touch "$partial/$made_mark"
 for name in "$@"; do
   program=$(find "$build" -type f -name "$name" \( -perm -u+x -o -name '*.so' \) | head -n 1)
   [ -n "$program" ] || { echo "bundle.sh: no program '$name' under $build; run scripts/build.sh $preset first" >&2; exit 1; }
   case "$name" in
-    *.so) copy="$out.partial/lib/$name" ;;
-    *) copy="$out.partial/bin/$name" ;;
+    *.so) copy="$partial/lib/$name" ;;
+    *) copy="$partial/bin/$name" ;;
   esac
   cp "$program" "$copy"
   strip --strip-debug "$copy"
   ldd "$program" | awk '$3 ~ /^\// {print $3}' | while read -r library; do
     case "$library" in
       */torch/lib/* | */nvidia/* | */cuda*/* | */libc.so* | */libm.so* | */libdl.so* | */libpthread.so* | */librt.so* | */libutil.so* | */ld-linux* | */libstdc++.so* | */libgcc_s.so* | */libgomp*) ;;
-      *) cp -n "$library" "$out.partial/lib/" ;;
+      *) cp -n "$library" "$partial/lib/" ;;
     esac
   done
   [[ "$name" == *.so ]] && continue
-  cat >"$out.partial/$name" <<'LAUNCHER'
+  cat >"$partial/$name" <<'LAUNCHER'
 #!/usr/bin/env bash
 # Runs the program with this machine's libtorch.
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
@@ -46,8 +49,8 @@ nvidia=$(printf '%s:' "$(dirname "$torch")"/nvidia/*/lib)
 export LD_LIBRARY_PATH="$here/lib:$torch/lib:$nvidia${LD_LIBRARY_PATH:-}"
 exec "$here/bin/$(basename "$0")" "$@"
 LAUNCHER
-  chmod +x "$out.partial/$name"
+  chmod +x "$partial/$name"
 done
 rm -rf "$out"
-mv "$out.partial" "$out"
+mv "$partial" "$out"
 du -sh "$out"

@@ -23,8 +23,10 @@ cmake --build "$build" -j "${DISTILL_BUILD_JOBS:-$(nproc)}" --target fuzz_reader
 
 if [ "${1:-}" = --bundle ]; then
   out=${2:?fuzz.sh: --bundle wants a folder}
+  check_own_folder "$out"
   rm -rf "$out"
   mkdir -p "$out/lib"
+  touch "$out/$made_mark"
   cp -r scripts/checks/fuzz_run.py tests/fuzz/corpus "$out/"
   objcopy --compress-debug-sections=zlib "$program" "$out/fuzz_readers"
   ldd "$program" | awk '$3 ~ /^\// {print $3}' | grep -E '/lib(absl|yaml-cpp)' | xargs -I{} cp {} "$out/lib/"

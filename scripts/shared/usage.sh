@@ -34,6 +34,15 @@ check_arguments() {
   [ "$max" = - ] || [ $count -le "$max" ] || refuse "expected at most $max arguments, found $count"
 }
 
+# The file in a folder that a script has made, and may therefore remove to make it anew.
+made_mark=.made-by-distill
+
+# Refuses a folder with files that no script has made.
+check_own_folder() {
+  [ ! -e "$1" ] || [ -e "$1/$made_mark" ] || [ -z "$(ls -A "$1")" ] ||
+    refuse "$1 holds other files, which would be removed: expected a new or empty folder, or one that it has made"
+}
+
 # The options that a Python script of this repository declares, for a script that hands its own on to it.
 options_of() {
   grep -ohE '"--[a-z-]+"' "$@" | tr -d '"' | sort -u | paste -sd ' '

@@ -101,3 +101,10 @@ def test_a_count_is_an_integer_of_at_least_the_least(text, number):
     else:
         with pytest.raises(argparse.ArgumentTypeError, match=f"at least 3, found '{text}'"):
             at_least(3)(text)
+
+
+def test_a_folder_that_bundle_has_not_made_is_not_removed(copy, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    done = subprocess.run([copy / "scripts/bundle.sh", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 2 and f"{tmp_path} holds other files" in done.stderr, done.stderr
+    assert (tmp_path / "mine").read_text() == "mine"

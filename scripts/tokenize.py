@@ -302,7 +302,8 @@ def main(argv=None):
         return 1
     except OSError as error:
         keep = can_continue(started)
-        place = "" if error.filename else f"{args.output}: "  # writing to an open file does not name it
+        # The system does not name a file that was open already, as where a disk is full.
+        place = f"{args.output}: " if error.errno is not None and not error.filename else ""
         print(f"tokenize.py: error: {place}{error}{how_to_continue(keep)}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, SystemExit) as error:

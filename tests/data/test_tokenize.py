@@ -393,7 +393,9 @@ def test_bad_arguments_and_folders_are_errors(tmp_path, model):
     (tmp_path / "none").mkdir()
     assert "expected files named *.txt" in tokenise(model, out, tmp_path / "none", code=1)
     assert "tokenizer.json: no such file" in tokenise(tmp_path / "none", out, tmp_path / "b.txt", code=1)
-    assert "expected a folder, found a file" in tokenise(model, tmp_path / "b.txt", tmp_path / "b.txt", code=1)
+    assert "error: " + str(tmp_path / "b.txt: expected a folder, found a file") in tokenise(
+        model, tmp_path / "b.txt", tmp_path / "b.txt", code=1
+    )
     assert "no such token: <x>" in tokenise(model, out, tmp_path / "b.txt", "--eos-token", "<x>", code=1)
     assert "goes with" in tokenise(model, out, tmp_path / "b.txt", "--eval-output", out, code=2)
     assert "between 0 and 1" in tokenise(

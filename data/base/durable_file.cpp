@@ -150,7 +150,7 @@ absl::Status sync_folder(const std::string& path) {
 absl::Status publish_folder(const std::string& complete, const std::string& target) {
   RETURN_IF_ERROR(sync_folder(complete));
   // The older folder is moved aside first: at no moment are both of them gone.
-  const std::string old = target + ".old";
+  const std::string old = target + kReplacedFolder;
   std::error_code error, ignored;
   const bool replaces = fs::exists(target, ignored);
   if (replaces) {

@@ -62,8 +62,14 @@ absl::Status sync_file(const std::string& path);
 // Syncs the entries of a folder: files that have been created, renamed or removed in it.
 absl::Status sync_folder(const std::string& path);
 
+// Ends of the names of folders that are made beside one that is written, and removed without a look at what is in them:
+// no user names a folder of his own like that, such as a copy of a model.
+inline constexpr const char* kUnfinishedFolder = ".distill-unfinished";
+inline constexpr const char* kReplacedFolder = ".distill-replaced";
+
 // Publishes a folder whose files are complete and synced: syncs it, renames it to its final name and syncs the parent
-// folder. An older folder of that name is replaced, by way of "<target>.old"; where the rename fails, it stays.
+// folder. An older folder of that name is replaced, by way of the name with kReplacedFolder; where the rename fails, it
+// stays.
 // `target` is a path with a parent and without a slash at its end.
 absl::Status publish_folder(const std::string& complete, const std::string& target);
 

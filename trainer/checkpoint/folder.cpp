@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFolder = "checkpoints";
 constexpr const char* kPartial = ".partial";
-constexpr const char* kReplaced = ".old"; // base::publish_folder was killed between its two renames
+constexpr const char* kReplaced = base::kReplacedFolder; // base::publish_folder was killed between its two renames
 constexpr int64_t kMaxIndexBytes = int64_t{1} << 30;
 constexpr int64_t kMaxMarkerBytes = 4096;
 

@@ -327,7 +327,7 @@ absl::Status write_model_folder(
   if (std::filesystem::exists(path, error) && !replace && !std::filesystem::is_empty(path, error)) {
     return absl::AlreadyExistsError(absl::StrCat(path.string(), ": exists already"));
   }
-  const Path temporary = path.string() + ".tmp";
+  const Path temporary = path.string() + base::kUnfinishedFolder;
   std::filesystem::remove_all(temporary, error);
   TemporaryFolder guard(temporary);
   std::filesystem::create_directories(temporary, error);

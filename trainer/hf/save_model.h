@@ -31,12 +31,13 @@ using UnitFlat = std::function<absl::StatusOr<at::Tensor>(size_t unit)>;
 
 // Writes a Hugging Face folder that transformers and vLLM can load, with checksums.xxh3 for `distill verify`. Units are
 // asked for one after the other, and their values pass through a few buffers in host memory (StagedWriter). The files
-// are written to "<target>.tmp", which is synced and renamed at the end, and removed after an error; but in_place.
+// are written to a folder beside the target (base::kUnfinishedFolder), which is synced and renamed at the end, and
+// removed after an error; but in_place.
 absl::Status save_model(
     const std::string& target, const models::ModelConfig& config, const UnitFlat& units, const SaveOptions& options);
 
-// Makes a folder: `write` writes and syncs its files in "<target>.tmp", which is then renamed, and removed after an
-// error. AlreadyExists: there is one that is not empty, and `replace` is false.
+// Makes a folder: `write` writes and syncs its files in another one, which is then renamed, and removed after an error.
+// AlreadyExists: there is one that is not empty, and `replace` is false.
 absl::Status write_model_folder(
     const std::string& target, bool replace, const std::function<absl::Status(const std::string& folder)>& write);
 

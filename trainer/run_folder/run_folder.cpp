@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "data/base/durable_file.h"
 #include "data/base/output_path.h"
 #include "data/base/status_macros.h"
 
@@ -25,8 +26,9 @@ bool is_run_file(const std::string& name) {
   if (name.starts_with("trace-rank") || name.starts_with("stacks-rank") || name.starts_with(kReplayPrefix)) {
     return true;
   }
-  return std::any_of(std::begin(kRunFiles), std::end(kRunFiles), [&](std::string_view file) {
-    return name == file || name == std::string(file) + ".partial";
+  return std::any_of(std::begin(kRunFiles), std::end(kRunFiles), [&](const std::string& file) {
+    return name == file || name == file + ".partial" || name == file + base::kUnfinishedFolder ||
+        name == file + base::kReplacedFolder;
   });
 }
 

@@ -97,7 +97,7 @@ TEST_F(DurableFileTest, PublishingReplacesTheOlderFolder) {
     ASSERT_TRUE(write_file(path("made/file"), text).ok());
     ASSERT_TRUE(publish_folder(path("made"), path("target")).ok());
     EXPECT_EQ(content(path("target/file")), text);
-    EXPECT_FALSE(fs::exists(path("made")) || fs::exists(path("target.old")));
+    EXPECT_FALSE(fs::exists(path("made")) || fs::exists(path("target") + kReplacedFolder));
   }
 }
 
@@ -112,9 +112,11 @@ TEST_F(DurableFileTest, WhatCannotBePublishedLeavesTheOlderFolder) {
 
 TEST_F(DurableFileTest, AFolderThatIsNotReplacedCostsNoOther) {
   fs::create_directory(path("target.old"));
-  fs::create_directory(path("made"));
-  ASSERT_TRUE(publish_folder(path("made"), path("target")).ok());
-  EXPECT_TRUE(fs::exists(path("target.old"))) << "it is somebody else's";
+  for (int times = 0; times < 2; ++times) { // the second one replaces the first
+    fs::create_directory(path("made"));
+    ASSERT_TRUE(publish_folder(path("made"), path("target")).ok());
+    EXPECT_TRUE(fs::exists(path("target.old"))) << "it is somebody else's";
+  }
 }
 
 } // namespace

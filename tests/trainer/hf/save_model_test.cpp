@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include "data/base/durable_file.h"
 #include "tests/trainer/hf/weights_fixture.h"
 #include "trainer/hf/model_checksums.h"
 
@@ -45,18 +46,21 @@ TEST_F(WeightsTest, SavingCopiesConfigurationAndTokenizer) {
       config,
       AllOf(HasSubstr("\"torch_dtype\": \"float16\""), HasSubstr("Qwen2ForCausalLM"), Not(HasSubstr("/somewhere"))));
   EXPECT_TRUE(read_model_config(path("deep/er/m")).ok());
-  EXPECT_FALSE(std::filesystem::exists(path("deep/er/m.tmp")));
+  EXPECT_FALSE(std::filesystem::exists(path("deep/er/m") + base::kUnfinishedFolder));
 }
 
 TEST_F(WeightsTest, AnExistingTargetIsKeptUnlessAskedFor) {
-  write("m/precious", "data");
+  for (const char* other : {"m/precious", "m.old/precious", "m.tmp/precious"}) {
+    write(other, "data");
+  }
   EXPECT_TRUE(absl::IsAlreadyExists(save("m")));
   EXPECT_EQ(read("m/precious"), "data");
   SaveOptions options;
   options.replace = true;
   ASSERT_TRUE(save("m", options).ok());
   EXPECT_FALSE(std::filesystem::exists(path("m/precious")));
-  EXPECT_FALSE(std::filesystem::exists(path("m.old")));
+  EXPECT_FALSE(std::filesystem::exists(path("m") + base::kReplacedFolder));
+  EXPECT_EQ(read("m.old/precious") + read("m.tmp/precious"), "datadata") << "they are somebody else's";
 }
 
 TEST_F(WeightsTest, AFolderThatIsWrittenInPlaceKeepsItsFilesAndIsWholeAtTheEnd) {
@@ -81,7 +85,7 @@ TEST_F(WeightsTest, AFolderThatIsWrittenInPlaceKeepsItsFilesAndIsWholeAtTheEnd) 
     EXPECT_TRUE(at::equal(load(**folder, unit), load(*random, unit).to(at::kBFloat16).to(at::kFloat))) << unit.name;
   }
   EXPECT_TRUE(verify_model_folder(path("m")).ok());
-  EXPECT_FALSE(std::filesystem::exists(path("m.tmp")));
+  EXPECT_FALSE(std::filesystem::exists(path("m") + base::kUnfinishedFolder));
 
   options.config_folder = path("src");
   const auto fails = [](size_t) -> absl::StatusOr<at::Tensor> { return absl::UnavailableError("killed"); };

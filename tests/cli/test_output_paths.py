@@ -87,6 +87,14 @@ def test_a_file_that_cannot_be_made_is_refused_before_anything_else(distill, pla
     assert snapshot(place) == before
 
 
+def test_a_profile_leaves_what_stands_in_its_folder(distill, place):
+    run_folders.write_run(place / "run")
+    before = snapshot(place / "run")
+    done = distill(place, "profile-memory", "--config", "config.yaml", "--out", ".", "--steps", "1")
+    assert done.returncode == 0, done.stderr
+    assert snapshot(place / "run") == before and not (place / "distill-profile-run").exists()
+
+
 def run_read_only(program, place, *arguments):
     """With `place`/disk as a file system that is mounted read-only."""
     mount = 'mount -t tmpfs none disk && mount -o remount,ro disk && exec "$@"'

@@ -153,6 +153,18 @@ def test_a_capture_goes_on_only_from_parts_that_are_its_own(tmp_path, kind_run, 
     assert "expected manifest.json next to the parts of a cache" in message and "part-00000000.dtc" in message
 
 
+def test_a_folder_of_something_else_is_no_place_for_a_cache(tmp_path, kind_run):
+    base = kind_run("base")
+    shutil.copytree(base["student"]["path"], tmp_path / "model")
+    before = content(tmp_path / "model")
+    for flags in ([], ["--dry-run"]):
+        message = capture(base, tmp_path / "model", *flags, code=tiny.BAD_INPUT).stderr
+        assert "teacher.cache: expected a cache, or a folder that is empty or not there yet" in message
+    assert content(tmp_path / "model") == before
+    (tmp_path / "empty").mkdir()
+    capture(base, tmp_path / "empty")
+
+
 @pytest.fixture
 def overflowing(tmp_path, models):
     """A teacher of finite weights whose hidden states are not all finite."""

@@ -90,6 +90,20 @@ absl::Status plan_memory(
   return absl::OkStatus();
 }
 
+// A folder without a manifest has at most what a capture makes before it.
+absl::Status check_no_other_files(const std::string& folder) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with('.') && name != teacher_cache::kHeadFolder && !name.ends_with(".partial")) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "teacher.cache: expected a cache, or a folder that is empty or not there yet, found %s with %s and without %s",
+          folder, name, teacher_cache::kManifestFile));
+    }
+  }
+  return absl::OkStatus();
+}
+
 } // namespace
 
 config::Config capture_config(config::Config config, int64_t world_size) {
@@ -224,6 +238,7 @@ absl::StatusOr<std::optional<teacher_cache::Manifest>> earlier_capture(
         folder, teacher_cache::kManifestFile, parts.size(), teacher_cache::part_path(folder, parts.front())));
   }
   if (absl::IsNotFound(found.status())) {
+    RETURN_IF_ERROR(check_no_other_files(folder));
     return std::optional<teacher_cache::Manifest>();
   }
   RETURN_IF_ERROR(found.status());

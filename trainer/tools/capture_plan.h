@@ -55,8 +55,8 @@ absl::StatusOr<std::optional<CapturePlan>> capture_on_paper(
 
 // Looks for the files that an earlier capture with the same result has left in the folder; nullopt: it is no cache yet.
 // Of its parts head, table and foot are read. FailedPrecondition: it is the cache of something else, with both values,
-// or has parts and no manifest. DataLoss: parts that are damaged, or of another cache; if they are removed, the capture
-// computes them again.
+// or has parts or other files and no manifest. DataLoss: parts that are damaged, or of another cache; if they are
+// removed, the capture computes them again.
 absl::StatusOr<std::optional<teacher_cache::Manifest>> earlier_capture(
     const std::string& folder, const teacher_cache::Manifest& manifest);
 

@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 
+import tiny_job
+
 EPOCHS = ["--config", "config.yaml", "--set", "train.steps=null", "scheduler.min_lr_ratio=0.1"]
 
 
@@ -63,6 +65,13 @@ def test_a_token_shard_that_is_given_twice_is_warned_of(distill, place):
     for sets, warned in (("[train, again]", True), ("train", False)):
         dry = distill(place, "--config", "config.yaml", "--dry-run", "--set", f"data.train={sets}")
         assert dry.returncode == 0 and (expected in dry.stderr) == warned, dry.stderr
+
+
+def test_a_token_shard_without_anything_to_learn_is_warned_of(distill, place):
+    tiny_job.write_shard(place / "prompts.dtok", masked=True)
+    dry = distill(place, "--config", "config.yaml", "--dry-run", "--set", "data.train=[train, prompts.dtok]")
+    assert dry.returncode == 0 and "prompts.dtok: no token is in the loss" in dry.stderr, dry.stderr
+    assert "no token is in the loss" not in distill(place, "--config", "config.yaml", "--dry-run").stderr
 
 
 def test_a_batch_larger_than_the_epochs_is_warned_of(distill, place):

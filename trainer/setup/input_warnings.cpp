@@ -1,5 +1,6 @@
 #include "trainer/setup/input_warnings.h"
 
+#include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
 #include <algorithm>
@@ -62,11 +63,11 @@ base::Digest hash_of(const data::Shard* shard) {
 }
 
 // Empty unless a run trains on a token shard more than once in an epoch. With several teachers each may have it.
-std::string twice_warning(const config::Config& config, const std::shared_ptr<data::Dataset>& data) {
+std::string twice_warning(const config::Config& config, const std::vector<const data::Shard*>& shards) {
   std::set<base::Digest> seen;
   std::vector<std::string> again;
-  for (const data::Shard* shard : data && !config.has_list() ? data->shards() : std::vector<const data::Shard*>()) {
-    if (!seen.insert(hash_of(shard)).second) {
+  for (const data::Shard* shard : shards) {
+    if (!config.has_list() && !seen.insert(hash_of(shard)).second) {
       again.push_back(shard->path());
     }
   }
@@ -76,6 +77,23 @@ std::string twice_warning(const config::Config& config, const std::shared_ptr<da
             "data.train: %d of its token shards have the tokens of an earlier one (%s%s), which are read once more in "
             "each epoch; the weight of a data set says how often it is read",
             again.size(), again.front(), again.size() > 1 ? ", ..." : "");
+}
+
+// Empty unless a token shard has nothing to learn, as prompts.
+std::string no_target_warning(const std::vector<const data::Shard*>& shards) {
+  const auto has_target = [](const data::Shard* shard) {
+    int64_t token = 0;
+    while (token < shard->tokens() && !shard->has_target(token)) {
+      ++token;
+    }
+    return token < shard->tokens();
+  };
+  const auto without = std::find_if_not(shards.begin(), shards.end(), has_target);
+  return without == shards.end() ? ""
+                                 : absl::StrCat(
+                                       "data.train: ", (*without)->path(),
+                                       ": no token is in the loss, so that nothing is learned from this token shard ",
+                                       "(prompts are given to onpolicy.prompts)");
 }
 
 // Empty unless a run evaluates on token shards that it also trains on.
@@ -105,10 +123,14 @@ std::string trained_on_warning(const config::Config& config, const Inputs& input
 } // namespace
 
 std::vector<std::string> input_warnings(const config::Config& config, const Inputs& inputs) {
+  // Without data.train, the prompts of an on-policy run.
+  const std::vector<const data::Shard*> trained =
+      config.data.train.empty() ? std::vector<const data::Shard*>() : inputs.train_data->shards();
   std::vector<std::string> warnings{
       teacher_length_warning(config, inputs),
       epochs_warning(config, *inputs.train_data),
-      twice_warning(config, inputs.train_data),
+      no_target_warning(trained),
+      twice_warning(config, trained),
       trained_on_warning(config, inputs),
       boundaries_warning("data.train", inputs.train_data),
       boundaries_warning("data.eval", inputs.eval_data)};

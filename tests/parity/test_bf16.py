@@ -8,13 +8,12 @@ import json
 import os
 import re
 import statistics
-import subprocess
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from probe import Probe, tokens_and_targets
 from small_models import MODELS, small
-from test_models import PROBE, perturb, run, seed_of, tokens_and_targets
+from test_models import perturb, run, seed_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 DEVICE = os.environ.get("DISTILL_TEST_DEVICE", "cpu")
@@ -24,7 +23,7 @@ DECAY = ("linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.in_proj_a.weig
 # Rows long enough for cuDNN's attention and for blocks of several tiles; the models above have rows of 48 tokens.
 LONG = dict(vocab_size=307, hidden_size=256, intermediate_size=448, max_position_embeddings=512)
 # Copies: a model that is saved in bf16 writes that into its configuration, which test_models.py has, too.
-CONFIGS = {name: copy.deepcopy(model[0]) for name, model in MODELS.items() if "old_spelling" not in name} | {
+CONFIGS = {name: copy.deepcopy(model.config) for name, model in MODELS.items() if "old_spelling" not in name} | {
     "llama_long_rows": LlamaConfig(**small(**LONG, num_attention_heads=4, num_key_value_heads=2)),
 }
 
@@ -66,7 +65,7 @@ def results(tmp_path_factory):
     """{name: (transformers in fp32, transformers in bf16, model_probe in bf16)}"""
     root = tmp_path_factory.mktemp("bf16")
     torch.set_num_threads(2)
-    jobs, expected = [], {}
+    probe, expected = Probe(root), {}
     for name, config in CONFIGS.items():
         seed = seed_of(name)
         torch.manual_seed(seed)
@@ -74,14 +73,11 @@ def results(tmp_path_factory):
         perturb(model)
         folder = root / name
         model.bfloat16().save_pretrained(folder)
-        tokens, targets = inputs_of(config, model.float().eval(), seed)
-        expected[name] = [by_transformers(folder, dtype, tokens, targets) for dtype in (torch.float32, torch.bfloat16)]
-        save_file({"tokens": tokens, "targets": targets}, root / f"{name}.in.safetensors")
-        job = {"model": str(folder), "input": f"{folder}.in.safetensors", "output": f"{folder}.out.safetensors"}
-        jobs.append(job | {"dtype": "bfloat16", "device": DEVICE})
-    (root / "jobs.json").write_text(json.dumps(jobs))
-    subprocess.run([PROBE, root / "jobs.json"], check=True)
-    return {name: (*both, load_file(root / f"{name}.out.safetensors")) for name, both in expected.items()}
+        inputs = inputs_of(config, model.float().eval(), seed)
+        expected[name] = [by_transformers(folder, dtype, *inputs) for dtype in (torch.float32, torch.bfloat16)]
+        probe.add(name, *inputs, dtype="bfloat16", device=DEVICE)
+    probe.run()
+    return {name: (*both, probe.output(name)) for name, both in expected.items()}
 
 
 def error(actual, exact):

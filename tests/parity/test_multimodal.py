@@ -2,172 +2,38 @@
 
 import json
 import subprocess
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
-from small_models import FULL_ATTENTION, GEMMA4, QWEN3_5, small
-from test_models import PROBE, bound, relative_error, tokens_and_targets
+from probe import BUILD, Probe, bound, relative_error, tokens_and_targets
+from small_models import BF16, DENSE_GEMMA4, FP16, FP32, FULL_ATTENTION, GEMMA4, QWEN3_5, TIED, UNTIED, small
 
 import multimodal_models as multimodal
 
-LLAMA = transformers.LlamaConfig(**small())
-MISTRAL = transformers.MistralConfig(**small(sliding_window=None))
-MINISTRAL_ROPE = dict(
-    rope_type="yarn",
-    rope_theta=1e6,
-    factor=4.0,
-    original_max_position_embeddings=16,
-    beta_fast=32.0,
-    beta_slow=1.0,
-    mscale=1.0,
-    mscale_all_dim=1.0,
-    llama_4_scaling_beta=0.1,
-)
-GEMMA = small(num_hidden_layers=3, head_dim=32, sliding_window=8, query_pre_attn_scalar=20, pad_token_id=None)
+MINISTRAL_ROPE = dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0)
+MINISTRAL_ROPE |= dict(beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
+GEMMA = small(num_hidden_layers=3, head_dim=32, sliding_window=8, query_pre_attn_scalar=20)
 PADDED = dict(pad_token_id=0)  # which transformers needs in Gemma 4, and does not train where it is an input
-# name -> (configuration, dtype of the files, naming of the tensors, shard size, change of config.json)
-MODELS = {
-    "llava": (multimodal.llava(LLAMA), torch.float32, "as published", None, None),
-    "llava_tied": (
-        multimodal.llava(transformers.LlamaConfig(**small(tie_word_embeddings=True))),
-        torch.bfloat16,
-        "transformers 5",
-        None,
-        None,
-    ),
-    "llava_qwen3": (
-        multimodal.llava(transformers.Qwen3Config(**small(head_dim=32))),
-        torch.float16,
-        "transformers 5",
-        "60KB",
-        None,
-    ),
-    "llava_exaone4": (
-        multimodal.llava(transformers.Exaone4Config(**small(**FULL_ATTENTION))),
-        torch.float32,
-        "as published",
-        "60KB",
-        None,
-    ),
-    "mistral3": (
-        multimodal.mistral3(MISTRAL, tie_word_embeddings=False),
-        torch.bfloat16,
-        "as published",
-        None,
-        None,
-    ),
-    "mistral3_tied": (
-        multimodal.mistral3(transformers.MistralConfig(**small(sliding_window=None, tie_word_embeddings=True))),
-        torch.float32,
-        "as published",
-        "60KB",
-        None,
-    ),
-    "ministral3": (
-        multimodal.mistral3(
-            transformers.Ministral3Config(**small(head_dim=16, rope_parameters=MINISTRAL_ROPE)),
-            tie_word_embeddings=False,
-        ),
-        torch.bfloat16,
-        "as published",
-        None,
-        None,
-    ),
-    "gemma3": (
-        multimodal.gemma3(transformers.Gemma3TextConfig(**GEMMA)),
-        torch.bfloat16,
-        "as published",
-        "60KB",
-        None,
-    ),
-    "gemma3_untied": (
-        multimodal.gemma3(transformers.Gemma3TextConfig(**GEMMA), tie_word_embeddings=False, initializer_range=0.15),
-        torch.float32,
-        "transformers 5",
-        None,
-        None,
-    ),
-    "gemma3_as_published": (
-        multimodal.gemma3(
-            transformers.Gemma3TextConfig(
-                **GEMMA
-                | dict(num_hidden_layers=7, num_attention_heads=8, num_key_value_heads=4, head_dim=256)
-                | dict(max_position_embeddings=131072, query_pre_attn_scalar=256, rms_norm_eps=1e-6)
-            )
-        ),
-        torch.float32,
-        "as published",
-        None,
-        lambda config: as_published(config),
-    ),
-    "gemma4": (
-        multimodal.gemma4(
-            transformers.Gemma4TextConfig(**GEMMA4 | PADDED, hidden_size_per_layer_input=0, tie_word_embeddings=True)
-        ),
-        torch.bfloat16,
-        "as published",
-        "60KB",
-        lambda config: published_heads(config),
-    ),
-    "gemma4_unified": (
-        multimodal.gemma4_unified(transformers.Gemma4UnifiedTextConfig(**GEMMA4 | PADDED, tie_word_embeddings=True)),
-        torch.float32,
-        "as published",
-        None,
-        None,
-    ),
-    "qwen3_5": (
-        multimodal.qwen3_5(transformers.Qwen3_5TextConfig(**small(**QWEN3_5)), tie_word_embeddings=False),
-        torch.bfloat16,
-        "as published",
-        "60KB",
-        lambda config: published_qwen(config),
-    ),
-    "qwen3_5_tied": (
-        multimodal.qwen3_5(
-            transformers.Qwen3_5TextConfig(**small(**QWEN3_5), tie_word_embeddings=True), tie_word_embeddings=True
-        ),
-        torch.float32,
-        "as published",
-        None,
-        None,
-    ),
-    "mistral3_tied_by_default": (
-        multimodal.mistral3(MISTRAL),
-        torch.float32,
-        "transformers 5",
-        None,
-        lambda config: config.pop("tie_word_embeddings", None),
-    ),
-    "mistral3_untied_by_its_tensors": (
-        multimodal.mistral3(MISTRAL, tie_word_embeddings=False),
-        torch.float32,
-        "as published",
-        None,
-        lambda config: config.pop("tie_word_embeddings", None),
-    ),
-    "mistral3_old_keys": (
-        multimodal.mistral3(MISTRAL, tie_word_embeddings=False),
-        torch.bfloat16,
-        "as published",
-        None,
-        lambda config: old_keys(config),
-    ),
-    "llava_default_keys": (
-        multimodal.llava(
-            transformers.LlamaConfig(**small(rms_norm_eps=1e-6, max_position_embeddings=2048, num_key_value_heads=4))
-        ),
-        torch.float32,
-        "as published",
-        None,
-        lambda config: [
-            config["text_config"].pop(key, None)
-            for key in ("rms_norm_eps", "max_position_embeddings", "num_key_value_heads", "rope_parameters", "head_dim")
-        ],
-    ),
-}
+
+
+class Model(NamedTuple):
+    config: transformers.PretrainedConfig
+    dtype: torch.dtype = FP32  # of the files
+    spelling: str = "as published"  # of the tensors' names
+    shard_size: str | None = None
+    edit: Callable[[dict], None] | None = None  # changes config.json
+
+
+def without_tie(config):
+    config.pop("tie_word_embeddings", None)
+
+
+def without_defaults(config):
+    for key in ("rms_norm_eps", "max_position_embeddings", "num_key_value_heads", "rope_parameters", "head_dim"):
+        config["text_config"].pop(key, None)
 
 
 def old_keys(config):
@@ -209,12 +75,56 @@ def as_published(config):
     config.pop("tie_word_embeddings", None)
 
 
+def llava(kind=transformers.LlamaConfig, **keys):
+    return multimodal.llava(kind(**small(**keys)))
+
+
+def mistral3(keys=UNTIED, **text):
+    return multimodal.mistral3(transformers.MistralConfig(**small(sliding_window=None, **text)), **keys)
+
+
+def gemma3(more=None, **keys):
+    return multimodal.gemma3(transformers.Gemma3TextConfig(**GEMMA | (more or {})), **keys)
+
+
+def qwen3_5(keys, **text):
+    return multimodal.qwen3_5(transformers.Qwen3_5TextConfig(**small(**QWEN3_5, **text)), **keys)
+
+
+MINISTRAL = transformers.Ministral3Config(**small(head_dim=16, rope_parameters=MINISTRAL_ROPE))
+WIDE_GEMMA = dict(num_hidden_layers=7, num_attention_heads=8, num_key_value_heads=4, head_dim=256)
+WIDE_GEMMA |= dict(max_position_embeddings=131072, query_pre_attn_scalar=256, rms_norm_eps=1e-6)
+GEMMA_4 = transformers.Gemma4TextConfig(**DENSE_GEMMA4 | PADDED | TIED)
+UNIFIED = transformers.Gemma4UnifiedTextConfig(**GEMMA4 | PADDED | TIED)
+LONG = dict(rms_norm_eps=1e-6, max_position_embeddings=2048, num_key_value_heads=4)
+MODELS = {
+    "llava": Model(llava()),
+    "llava_tied": Model(llava(**TIED), BF16, "transformers 5"),
+    "llava_qwen3": Model(llava(transformers.Qwen3Config, head_dim=32), FP16, "transformers 5", "60KB"),
+    "llava_exaone4": Model(llava(transformers.Exaone4Config, **FULL_ATTENTION), shard_size="60KB"),
+    "mistral3": Model(mistral3(), BF16),
+    "mistral3_tied": Model(mistral3({}, **TIED), shard_size="60KB"),
+    "ministral3": Model(multimodal.mistral3(MINISTRAL, **UNTIED), BF16),
+    "gemma3": Model(gemma3(), BF16, shard_size="60KB"),
+    "gemma3_untied": Model(gemma3(**UNTIED, initializer_range=0.15), spelling="transformers 5"),
+    "gemma3_as_published": Model(gemma3(WIDE_GEMMA), edit=as_published),
+    "gemma4": Model(multimodal.gemma4(GEMMA_4), BF16, shard_size="60KB", edit=published_heads),
+    "gemma4_unified": Model(multimodal.gemma4_unified(UNIFIED)),
+    "qwen3_5": Model(qwen3_5(UNTIED), BF16, shard_size="60KB", edit=published_qwen),
+    "qwen3_5_tied": Model(qwen3_5(TIED, **TIED)),
+    "mistral3_tied_by_default": Model(mistral3({}), spelling="transformers 5", edit=without_tie),
+    "mistral3_untied_by_its_tensors": Model(mistral3(), edit=without_tie),
+    "mistral3_old_keys": Model(mistral3(), BF16, edit=old_keys),
+    "llava_default_keys": Model(llava(**LONG), edit=without_defaults),
+}
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Every model made, run by transformers, and run and saved by one model_probe process."""
     root = tmp_path_factory.mktemp("models")
     torch.set_num_threads(2)
-    jobs, expected = [], {}
+    probe, expected = Probe(root), {}
     for seed, (name, (config, dtype, spelling, shard_size, edit)) in enumerate(MODELS.items()):
         folder = root / name
         multimodal.save(folder, config, seed, dtype, spelling, shard_size)
@@ -224,7 +134,6 @@ def results(tmp_path_factory):
             (folder / "config.json").write_text(json.dumps(fields, indent=2))
         tokens, targets = tokens_and_targets(config.text_config.vocab_size, seed)
         tokens[(tokens == multimodal.IMAGE_TOKEN) | (tokens == 0)] = 1
-        save_file({"tokens": tokens, "targets": targets}, root / f"{name}.in.safetensors")
         model, _ = multimodal.load(folder)
         logits = model(tokens).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
@@ -235,27 +144,18 @@ def results(tmp_path_factory):
             if multimodal.is_text(name)
         }
         expected[name] = logits.detach().flatten(0, 1), loss.detach(), grads, multimodal.with_image(model)
-        jobs.append(
-            {
-                "model": str(folder),
-                "input": str(root / f"{name}.in.safetensors"),
-                "output": str(root / f"{name}.out.safetensors"),
-                "save": str(root / f"{name}.saved"),
-                "save_dtype": str(dtype).removeprefix("torch."),
-            }
-        )
-    (root / "jobs.json").write_text(json.dumps(jobs))
-    subprocess.run([PROBE, root / "jobs.json"], check=True)
-    return root, expected
+        probe.add(name, tokens, targets, save_dtype=dtype)
+    probe.run()
+    return probe, expected
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_and_every_gradient_equal_transformers(results, name):
-    root, expected = results
+    probe, expected = results
     logits, loss, grads, _ = expected[name]
-    actual = load_file(root / f"{name}.out.safetensors")
+    actual = probe.output(name)
     assert logits.std() > 0.3, "logits of unit scale"
-    model_type = MODELS[name][0].model_type
+    model_type = MODELS[name].config.model_type
     assert relative_error(actual["logits"], logits) < bound(model_type, 1e-5)
     assert abs(actual["loss"] - loss) < 1e-5 * loss
     assert {key.removeprefix("grad.") for key in actual if key.startswith("grad.")} == grads.keys()
@@ -266,21 +166,20 @@ def test_logits_and_every_gradient_equal_transformers(results, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_saved_folder_is_the_same_multimodal_model(results, name):
-    root, expected = results
-    saved = root / f"{name}.saved"
+    probe, expected = results
+    folder, saved = probe.root / name, probe.saved(name)
     model, info = multimodal.load(saved)
     assert not any(info.values()), info
-    assert type(model) is type(multimodal.load(root / name)[0])
+    assert type(model) is type(multimodal.load(folder)[0])
     assert torch.equal(multimodal.with_image(model), expected[name][3])
-    tokens = load_file(root / f"{name}.in.safetensors")["tokens"]
     with torch.no_grad():
-        assert torch.equal(model(tokens).logits.flatten(0, 1), expected[name][0])
-    before, after = multimodal.all_tensors(root / name), multimodal.all_tensors(saved)
+        assert torch.equal(model(probe.tokens(name)).logits.flatten(0, 1), expected[name][0])
+    before, after = multimodal.all_tensors(folder), multimodal.all_tensors(saved)
     assert before.keys() == after.keys()
     for tensor, values in before.items():
         assert multimodal.same_bytes(values, after[tensor]), tensor
     for file in ("preprocessor_config.json", "processor_config.json"):
-        assert (saved / file).read_bytes() == (root / name / file).read_bytes()
+        assert (saved / file).read_bytes() == (folder / file).read_bytes()
     assert len(list(saved.glob("model-*.safetensors"))) > 1, "more than one shard was asked for"
     listed = json.loads((saved / "model.safetensors.index.json").read_text())["weight_map"]
     assert listed.keys() == after.keys()
@@ -288,8 +187,8 @@ def test_the_saved_folder_is_the_same_multimodal_model(results, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_saved_config_changes_nothing_but_a_tie_that_the_tensors_decided(results, name):
-    root, _ = results
-    before, after = (json.loads((root / f"{name}{suffix}" / "config.json").read_text()) for suffix in ("", ".saved"))
+    folders = (results[0].root / name, results[0].saved(name))
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in folders)
     if name == "mistral3_untied_by_its_tensors":
         before["tie_word_embeddings"] = False
     if name == "gemma3_untied":
@@ -299,19 +198,8 @@ def test_the_saved_config_changes_nothing_but_a_tie_that_the_tensors_decided(res
     assert after == before
 
 
-TEXTS = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "exaone4",
-    "olmo2",
-    "gemma2",
-    "gemma3_text",
-    "gemma4_unified_text",
-    "phi3",
-    "qwen3_5_text",
-]
+TEXTS = ["llama", "mistral", "qwen2", "qwen3", "exaone4", "olmo2", "gemma2", "gemma3_text", "gemma4_unified_text"]
+TEXTS += ["phi3", "qwen3_5_text"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -319,7 +207,7 @@ def test_defaults_of_absent_keys_are_those_of_transformers_classes(tmp_path, tex
     """`distill inspect` of a folder whose text_config has nothing but its model_type."""
     expected = transformers.AutoConfig.for_model(text)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": {"model_type": text}}))
-    distill = PROBE.parents[2] / "apps/distill/distill"
+    distill = BUILD / "apps/distill/distill"
     shown = subprocess.run([distill, "inspect", tmp_path], check=True, capture_output=True, text=True).stdout
     heads = expected.num_attention_heads
     first = expected.per_layer_config[0] if text.startswith("gemma4") else expected  # of its layers

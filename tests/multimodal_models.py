@@ -7,17 +7,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from model_shapes import randomise
+
 IMAGE_TOKEN = 7
 IMAGE = 16  # pixels of a side
 PATCH = 8
-VISION = dict(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    image_size=IMAGE,
-    patch_size=PATCH,
-)
+TOWER = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, patch_size=PATCH)
+VISION = TOWER | dict(image_size=IMAGE)
 
 
 def llava(text_config, **keys):
@@ -47,17 +43,8 @@ def gemma3(text_config, **keys):
 
 
 def gemma4(text_config, **keys):
-    vision = transformers.Gemma4VisionConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        patch_size=PATCH,
-        pooling_kernel_size=2,  # of four patches one
-        position_embedding_size=8,
-    )
+    pooling = dict(pooling_kernel_size=2, position_embedding_size=8)  # of four patches one
+    vision = transformers.Gemma4VisionConfig(**TOWER, num_key_value_heads=2, head_dim=16, **pooling)
     return transformers.Gemma4Config(text_config=text_config, vision_config=vision, image_token_id=IMAGE_TOKEN, **keys)
 
 
@@ -111,13 +98,10 @@ def save(folder, config, seed, dtype=torch.float32, spelling="as published", sha
     """Writes a random model with norms and biases that are not ones and zeros, and files of a processor."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForImageTextToText.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.2 * torch.randn_like(parameter))
-        for name, buffer in model.named_buffers():
-            if name.endswith("layer_scalar"):
-                buffer.add_(0.2 * torch.randn_like(buffer))
+    randomise(model, 0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.add_(0.2 * torch.randn_like(buffer))
     model.to(dtype).save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
     folder = Path(folder)
     for path in folder.glob("*.safetensors"):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from model_shapes import shape
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_teacher.py"
 
 
@@ -50,14 +52,7 @@ def test_the_names_are_exactly_those_of_a_tied_llama(make_teacher):
     import torch
     import transformers
 
-    config = transformers.LlamaConfig(
-        vocab_size=8,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        tie_word_embeddings=True,
-    )
+    config = transformers.LlamaConfig(**shape(8, 8, 8, 2, 2, 2, tie_word_embeddings=True))
     with torch.device("meta"):
         expected = {name for name, _ in transformers.LlamaForCausalLM(config).named_parameters()}
     assert set(make_teacher.hugging_face_names(2).values()) == expected

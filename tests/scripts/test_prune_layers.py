@@ -7,9 +7,10 @@ import struct
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 import multimodal_models
+from model_files import changed_copy
+from model_shapes import shape
 
 LAYERS = 6
 FAMILIES = {
@@ -63,19 +64,8 @@ def teachers(tmp_path_factory):
     folders = {}
     for index, (family, (kind, extra)) in enumerate(FAMILIES.items()):
         torch.manual_seed(index)
-        config = kind(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=64,
-            tie_word_embeddings=family.startswith("qwen"),
-            initializer_range=0.3,
-            **extra,
-        )
+        keys = shape(64, 32, 48, LAYERS, 4, 2, head_dim=8, max_position_embeddings=64, initializer_range=0.3)
+        config = kind(**keys, tie_word_embeddings=family.startswith("qwen"), **extra)
         model = transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16 if index == 1 else torch.float32
         )
@@ -101,6 +91,14 @@ def logits(model):
         return model.float()(tokens, use_cache=False).logits  # not every CPU that claims bf16 products has them
 
 
+def keep(decoder, layers):
+    """Takes the other layers out of a model of transformers."""
+    decoder.layers = torch.nn.ModuleList(decoder.layers[layer] for layer in layers)
+    for index, layer in enumerate(decoder.layers):
+        getattr(layer, "self_attn", getattr(layer, "linear_attn", None)).layer_idx = index
+    decoder.config.num_hidden_layers = len(layers)
+
+
 ONE, OTHERS = ("--layers", "0,2,5"), [("--every", "3"), ("--layers", "4")]
 
 
@@ -116,10 +114,7 @@ def test_the_student_is_the_teacher_without_the_other_layers(tmp_path, teachers,
     student, report = load(tmp_path / "student")
     assert not any(report.values()), report
     assert student.config.num_hidden_layers == len(layers) == len(student.model.layers)
-    teacher.model.layers = torch.nn.ModuleList(teacher.model.layers[layer] for layer in layers)
-    for index, layer in enumerate(teacher.model.layers):
-        getattr(layer, "self_attn", getattr(layer, "linear_attn", None)).layer_idx = index
-    teacher.config.num_hidden_layers = len(layers)
+    keep(teacher.model, layers)
     if getattr(teacher.config, "layer_types", None):
         kinds = [teacher.config.layer_types[layer] for layer in layers]
         assert student.config.layer_types == kinds
@@ -149,17 +144,8 @@ def test_what_the_class_derives_of_the_layers_numbers_is_written_out(tmp_path, t
 
 @pytest.mark.parametrize("spelling", multimodal_models.SPELLINGS)
 def test_of_a_multimodal_teacher_the_text_loses_layers_and_the_other_parts_stay(tmp_path, script, spelling):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-    text = transformers.Qwen3Config(
-        vocab_size=64,
-        num_hidden_layers=4,
-        head_dim=8,
-        use_sliding_window=True,
-        sliding_window=8,
-        max_window_layers=2,
-        initializer_range=0.3,
-        **sizes,
-    )
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+    text = transformers.Qwen3Config(**shape(64, 32, 48, 4, 4, 2, head_dim=8, initializer_range=0.3), **windows)
     teacher, student = tmp_path / "teacher", tmp_path / "student"
     multimodal_models.save(teacher, multimodal_models.mistral3(text, tie_word_embeddings=False), 1, spelling=spelling)
     script("prune_layers.py", "--teacher", teacher, "--out", student, "--layers", "0,3")
@@ -167,11 +153,8 @@ def test_of_a_multimodal_teacher_the_text_loses_layers_and_the_other_parts_stay(
     assert not any(report.values()), report
     expected, _ = multimodal_models.load(teacher)
     decoder = expected.get_decoder()
-    decoder.layers = torch.nn.ModuleList(decoder.layers[layer] for layer in (0, 3))
-    for index, layer in enumerate(decoder.layers):
-        getattr(layer, "self_attn", getattr(layer, "linear_attn", None)).layer_idx = index
-    kinds = [decoder.config.layer_types[layer] for layer in (0, 3)]
-    decoder.config.num_hidden_layers, decoder.config.layer_types = 2, kinds
+    keep(decoder, (0, 3))
+    kinds = decoder.config.layer_types = [decoder.config.layer_types[layer] for layer in (0, 3)]
     assert kinds == ["full_attention", "sliding_attention"] == pruned.get_decoder().config.layer_types
     assert torch.equal(multimodal_models.with_image(pruned), multimodal_models.with_image(expected))
     before, after = (multimodal_models.all_tensors(folder) for folder in (teacher, student))
@@ -183,21 +166,18 @@ def test_of_a_multimodal_teacher_the_text_loses_layers_and_the_other_parts_stay(
 
 def test_a_teacher_whose_files_say_more_than_its_config(tmp_path, teachers, script):
     """A tied model with a head of other values, as transformers reads it; a layer beyond; an index that is not read."""
-    folder = shutil.copytree(teachers["llama"], tmp_path / "teacher")
-    weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].flip(0).contiguous()
-    weights[f"model.layers.{LAYERS}.mlp.up_proj.weight"] = torch.zeros(3)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def change(weights):
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].flip(0).contiguous()
+        weights[f"model.layers.{LAYERS}.mlp.up_proj.weight"] = torch.zeros(3)
+
+    folder = tmp_path / "teacher"
+    changed_copy(teachers["llama"], folder, change, tie_word_embeddings=True)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
-    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
-    (folder / "config.json").write_text(json.dumps(config))
     said = script("prune_layers.py", "--teacher", folder, "--out", tmp_path / "student", "--layers", "0,3")
     assert f"left out, since config.json says {LAYERS} layers (1): model.layers.{LAYERS}.mlp.up_proj.weight" in said
     expected, _ = load(folder)
-    expected.model.layers = torch.nn.ModuleList(expected.model.layers[layer] for layer in (0, 3))
-    for index, layer in enumerate(expected.model.layers):
-        getattr(layer, "self_attn", getattr(layer, "linear_attn", None)).layer_idx = index
-    expected.config.num_hidden_layers = 2
+    keep(expected.model, (0, 3))
     assert torch.equal(logits(load(tmp_path / "student")[0]), logits(expected))
 
 
@@ -217,17 +197,8 @@ def test_tokenizer_and_generation_files_come_along_and_nothing_else(tmp_path, te
 
 
 def test_large_students_are_written_in_shards(tmp_path, teachers, script):
-    script(
-        "prune_layers.py",
-        "--teacher",
-        teachers["mistral"],
-        "--out",
-        tmp_path / "student",
-        "--every",
-        "2",
-        "--max-shard-gb",
-        "0.00001",
-    )
+    arguments = ("--teacher", teachers["mistral"], "--out", tmp_path / "student", "--every", "2")
+    script("prune_layers.py", *arguments, "--max-shard-gb", "0.00001")
     files = sorted((tmp_path / "student").glob("*.safetensors"))
     assert len(files) > 2 and all(file.stat().st_size < 20_000 for file in files)
     _, report = load(tmp_path / "student")
@@ -264,22 +235,10 @@ def test_an_existing_folder_is_replaced_only_when_asked(tmp_path, teachers, scri
     assert json.loads((tmp_path / "student" / "config.json").read_text())["num_hidden_layers"] == 2
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.txt").write_text("years of work")
-    error = script(
-        "prune_layers.py",
-        "--teacher",
-        teachers["llama"],
-        "--out",
-        tmp_path / "precious",
-        "--every",
-        "2",
-        "--force",
-        code=1,
-    )
+    elsewhere = ("--teacher", teachers["llama"], "--every", "2", "--force", "--out")
+    error = script("prune_layers.py", *elsewhere, tmp_path / "precious", code=1)
     assert "no model folder" in error and (tmp_path / "precious" / "thesis.txt").exists()
-    inside = script(
-        "prune_layers.py", "--teacher", teachers["llama"], "--out", teachers["llama"], "--every", "2", "--force", code=1
-    )
-    assert "teacher's folder" in inside
+    assert "teacher's folder" in script("prune_layers.py", *elsewhere, teachers["llama"], code=1)
 
 
 def header_of(path):

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from word_models import save_tokenizer
 
 import multimodal_models
+from model_shapes import NO_SPECIAL_TOKENS, randomise, shape
 
 WORDS = ["<eos>"] + [f"w{number}" for number in range(63)]
 HEADS, KV_HEADS, HEAD_DIM, NEURONS, LAYERS = 6, 3, 8, 48, 3
@@ -38,41 +39,32 @@ FAMILIES = {
 }
 
 
-def randomise(model):
-    """Biases and norms are zeros and ones otherwise."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.3 * torch.randn_like(parameter))
+def config_of(kind, **keys):
+    # The hidden size is a multiple of every number of heads below, on which transformers insists for Llama.
+    sizes = shape(len(WORDS), 48, NEURONS, LAYERS, HEADS, KV_HEADS, head_dim=HEAD_DIM, initializer_range=0.3)
+    return kind(**sizes | NO_SPECIAL_TOKENS | {"eos_token_id": 0} | keys)
+
+
+def save(folder, config, seed, shard_size="1GB"):
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    randomise(model)
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    save_tokenizer(folder, WORDS)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory):
-    folders = {}
-    for index, (family, (kind, extra)) in enumerate(FAMILIES.items()):
-        torch.manual_seed(index)
-        config = kind(
-            vocab_size=len(WORDS),
-            hidden_size=48,  # a multiple of every number of heads below, on which transformers insists for Llama
-            intermediate_size=NEURONS,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=KV_HEADS,
-            head_dim=HEAD_DIM,
-            max_position_embeddings=64,
-            initializer_range=0.3,
-            eos_token_id=0,
-            bos_token_id=None,
-            pad_token_id=None,
-            **extra,
+    return {
+        family: save(
+            tmp_path_factory.mktemp(family) / "teacher",
+            config_of(kind, max_position_embeddings=64, **extra),
+            seed=index,
+            shard_size="20KB" if index % 2 else "1GB",
         )
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        randomise(model)
-        folder = tmp_path_factory.mktemp(family) / "teacher"
-        model.save_pretrained(folder, max_shard_size="20KB" if index % 2 else "1GB")
-        save_tokenizer(folder, WORDS)
-        folders[family] = folder
-    return folders
+        for index, (family, (kind, extra)) in enumerate(FAMILIES.items())
+    }
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +84,10 @@ def load(folder):
     return model.eval()
 
 
+def kept_of(student):
+    return json.loads((student / "kept.json").read_text())
+
+
 def logits(model):
     with torch.no_grad():
         return model(torch.arange(40).reshape(2, 20), use_cache=False).logits
@@ -99,18 +95,15 @@ def logits(model):
 
 def silenced(teacher, kept):
     """The teacher whose dropped heads and neurons write nothing into the residual stream."""
-    silenced_layers(teacher.model.layers, kept)
-    return teacher
-
-
-def silenced_layers(layers, kept):
     group = HEADS // KV_HEADS * HEAD_DIM
+    layers = zip(teacher.get_decoder().layers, kept["kv_heads"], kept["neurons"], strict=True)
     with torch.no_grad():
-        for layer, heads, neurons in zip(layers, kept["kv_heads"], kept["neurons"], strict=True):
+        for layer, heads, neurons in layers:
             for head in set(range(KV_HEADS)) - set(heads or range(KV_HEADS)):  # None: of linear attention
                 layer.self_attn.o_proj.weight[:, head * group : (head + 1) * group] = 0
-            for neuron in set(range(NEURONS)) - set(neurons):
+            for neuron in set(range(NEURONS)) - set(neurons or range(NEURONS)):  # None: of experts
                 layer.mlp.down_proj.weight[:, neuron] = 0
+    return teacher
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -119,7 +112,7 @@ def test_the_student_is_the_teacher_with_the_other_parts_silenced(tmp_path, teac
     arguments = ("--teacher", teachers[family], "--out", student, "--text", text, "--tokens", 400)
     output = script("prune_width.py", *arguments, "--kv-heads", 2, "--intermediate", 20)
     assert "4 of 6 heads (2 of 3 key-value heads), 20 of 48 neurons" in output
-    kept = json.loads((student / "kept.json").read_text())
+    kept = kept_of(student)
     assert all(layer is None or len(layer) == 2 for layer in kept["kv_heads"])
     assert all(len(layer) == 20 for layer in kept["neurons"])
     model = load(student)
@@ -132,15 +125,7 @@ def test_the_student_is_the_teacher_with_the_other_parts_silenced(tmp_path, teac
 
 @pytest.mark.parametrize("kind", [transformers.Olmo2Config, transformers.Olmo3Config])
 def test_norms_over_all_heads_need_all_heads(tmp_path, text, script, kind):
-    config = kind(
-        vocab_size=len(WORDS),
-        hidden_size=48,
-        intermediate_size=NEURONS,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        pad_token_id=None,
-    )
+    config = kind(**shape(len(WORDS), 48, NEURONS, 2, 6, 3, pad_token_id=None))
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "teacher")
     save_tokenizer(tmp_path / "teacher", WORDS)
     arguments = ("--teacher", tmp_path / "teacher", "--out", tmp_path / "student", "--text", text)
@@ -152,18 +137,7 @@ def test_norms_over_all_heads_need_all_heads(tmp_path, text, script, kind):
 
 @pytest.mark.parametrize("spelling", multimodal_models.SPELLINGS)
 def test_of_a_multimodal_teacher_the_text_is_pruned_and_the_other_parts_stay(tmp_path, text, script, spelling):
-    config = transformers.LlamaConfig(
-        vocab_size=len(WORDS),
-        hidden_size=48,
-        intermediate_size=NEURONS,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        initializer_range=0.3,
-        eos_token_id=0,
-        bos_token_id=None,
-    )
+    config = config_of(transformers.LlamaConfig)
     teacher, student = tmp_path / "teacher", tmp_path / "student"
     multimodal_models.save(teacher, multimodal_models.llava(config), 1, spelling=spelling)
     save_tokenizer(teacher, WORDS)
@@ -173,7 +147,7 @@ def test_of_a_multimodal_teacher_the_text_is_pruned_and_the_other_parts_stay(tmp
     assert not any(report.values()), report
     assert pruned.config.text_config.num_attention_heads == 4 and pruned.config.text_config.intermediate_size == 20
     expected, _ = multimodal_models.load(teacher)
-    silenced_layers(expected.get_decoder().layers, json.loads((student / "kept.json").read_text()))
+    silenced(expected, kept_of(student))
     results = [multimodal_models.with_image(model) for model in (pruned, expected)]
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
     before, after = (multimodal_models.all_tensors(folder) for folder in (teacher, student))
@@ -185,31 +159,9 @@ def test_of_a_multimodal_teacher_the_text_is_pruned_and_the_other_parts_stay(tmp
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory):
     """A teacher with experts in all layers but the first."""
-    torch.manual_seed(3)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=len(WORDS),
-        hidden_size=48,
-        intermediate_size=NEURONS,
-        moe_intermediate_size=24,
-        num_experts=6,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        mlp_only_layers=[0],
-        num_hidden_layers=4,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        initializer_range=0.3,
-        eos_token_id=0,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    randomise(model)
-    folder = tmp_path_factory.mktemp("mixture") / "teacher"
-    model.save_pretrained(folder)
-    save_tokenizer(folder, WORDS)
-    return folder
+    experts = dict(moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True)
+    config = config_of(transformers.Qwen3MoeConfig, num_hidden_layers=4, mlp_only_layers=[0], **experts)
+    return save(tmp_path_factory.mktemp("mixture") / "teacher", config, seed=3)
 
 
 def without_experts(layer, kept):
@@ -231,7 +183,7 @@ def test_experts_are_kept_by_use(tmp_path, mixture, text, script):
     arguments = ("--teacher", mixture, "--out", student, "--text", text, "--tokens", 400)
     output = script("prune_width.py", *arguments, "--experts", 3, "--kv-heads", 2, "--intermediate", 20)
     assert "3 of 6 experts" in output
-    kept = json.loads((student / "kept.json").read_text())
+    kept = kept_of(student)
     assert kept["experts"][0] is None and kept["neurons"][1] is None
     assert all(len(experts) == 3 for experts in kept["experts"][1:])
     expected = load(mixture)
@@ -247,16 +199,9 @@ def test_experts_are_kept_by_use(tmp_path, mixture, text, script):
     with torch.no_grad():
         expected(ids[None])
     assert kept["experts"][1:] == [use.topk(3).indices.sort().values.tolist() for use in used[1:]]
-    expected = load(mixture)
-    group = HEADS // KV_HEADS * HEAD_DIM
-    with torch.no_grad():
-        for index, layer in enumerate(expected.model.layers):
-            for head in set(range(KV_HEADS)) - set(kept["kv_heads"][index]):
-                layer.self_attn.o_proj.weight[:, head * group : (head + 1) * group] = 0
-            if index > 0:
-                without_experts(layer, kept["experts"][index])
-            else:
-                layer.mlp.down_proj.weight[:, sorted(set(range(NEURONS)) - set(kept["neurons"][0]))] = 0
+    expected = silenced(load(mixture), kept)
+    for layer, experts in zip(expected.model.layers[1:], kept["experts"][1:], strict=True):
+        without_experts(layer, experts)
     torch.testing.assert_close(logits(load(student)), logits(expected), rtol=1e-4, atol=1e-4)
 
 
@@ -270,7 +215,7 @@ def test_layers_are_kept_by_their_influence(tmp_path, mixture, text, script):
     save_tokenizer(tmp_path / "teacher", WORDS)
     arguments = ("--teacher", tmp_path / "teacher", "--out", tmp_path / "student", "--text", text)
     assert "3 of 4 layers" in script("prune_width.py", *arguments, "--layers", 3)
-    assert json.loads((tmp_path / "student" / "kept.json").read_text())["layers"] == [0, 2, 3]
+    assert kept_of(tmp_path / "student")["layers"] == [0, 2, 3]
     del model.model.layers[1]
     model.config.num_hidden_layers = 3
     torch.testing.assert_close(logits(load(tmp_path / "student")), logits(model), rtol=1e-4, atol=1e-4)
@@ -278,42 +223,20 @@ def test_layers_are_kept_by_their_influence(tmp_path, mixture, text, script):
 
 @pytest.fixture(scope="module")
 def gemma4(tmp_path_factory):
-    torch.manual_seed(4)
-    config = transformers.Gemma4TextConfig(
-        vocab_size=len(WORDS),
-        hidden_size=48,
-        intermediate_size=NEURONS,
+    config = config_of(
+        transformers.Gemma4TextConfig,
         num_hidden_layers=4,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        global_head_dim=2 * HEAD_DIM,
-        num_global_key_value_heads=1,
-        attention_k_eq_v=True,
-        hidden_size_per_layer_input=0,
-        sliding_window=8,
         layer_types=["sliding_attention", "full_attention"] * 2,
-        initializer_range=0.3,
-        eos_token_id=0,
-        bos_token_id=None,
-        pad_token_id=None,
+        **dict(global_head_dim=2 * HEAD_DIM, num_global_key_value_heads=1, attention_k_eq_v=True),
+        **dict(hidden_size_per_layer_input=0, sliding_window=8),
     )
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    randomise(model)
-    folder = tmp_path_factory.mktemp("gemma4") / "teacher"
-    model.save_pretrained(folder)
-    save_tokenizer(folder, WORDS)
-    return folder
+    return save(tmp_path_factory.mktemp("gemma4") / "teacher", config, seed=4)
 
 
 def test_layers_with_heads_of_their_own_size_keep_them(tmp_path, gemma4, text, script):
     arguments = ("--teacher", gemma4, "--text", text)
     script("prune_width.py", *arguments, "--out", tmp_path / "narrow", "--intermediate", 20)
-    kept = json.loads((tmp_path / "narrow" / "kept.json").read_text())
-    expected = load(gemma4)
-    with torch.no_grad():
-        for layer, neurons in zip(expected.model.layers, kept["neurons"], strict=True):
-            layer.mlp.down_proj.weight[:, sorted(set(range(NEURONS)) - set(neurons))] = 0
+    expected = silenced(load(gemma4), kept_of(tmp_path / "narrow") | {"kv_heads": [None] * 4})
     torch.testing.assert_close(logits(load(tmp_path / "narrow")), logits(expected), rtol=1e-4, atol=1e-4)
     message = script("prune_width.py", *arguments, "--out", tmp_path / "no", "--kv-heads", 2, code=1)
     assert "--kv-heads: cannot be given" in message and "(1, 3)" in message
@@ -337,34 +260,30 @@ def test_what_contributes_most_is_kept(tmp_path, teachers, text, script):
             layer.mlp.down_proj.weight[:, strong_neurons] *= 100
             layer.self_attn.o_proj.weight[:, strong_head * group : (strong_head + 1) * group] *= 100
     model.save_pretrained(folder)
-    for file in teachers["llama"].glob("tokenizer*"):
-        (folder / file.name).write_bytes(file.read_bytes())
+    save_tokenizer(folder, WORDS)
     arguments = ("--teacher", folder, "--out", tmp_path / "student", "--text", text)
     script("prune_width.py", *arguments, "--kv-heads", 1, "--intermediate", 3)
-    kept = json.loads((tmp_path / "student" / "kept.json").read_text())
+    kept = kept_of(tmp_path / "student")
     assert kept["neurons"] == [strong_neurons] * LAYERS
     assert kept["kv_heads"] == [[strong_head]] * LAYERS
 
 
 BAD = {
-    "experts of a teacher without": (["--experts", 2, "--text", "TEXT"], "--experts: expected a teacher with experts"),
-    "too many layers": (["--layers", 9, "--text", "TEXT"], "--layers: expected a number from 1 to 3 (the teacher's)"),
+    "experts of a teacher without": ("--experts 2", "--experts: expected a teacher with experts"),
+    "too many layers": ("--layers 9", "--layers: expected a number from 1 to 3 (the teacher's)"),
     "too many heads": (
-        ["--kv-heads", 4, "--intermediate", 8, "--text", "TEXT"],
+        "--kv-heads 4 --intermediate 8",
         "--kv-heads: expected a number from 1 to 3 (the teacher's), found 4",
     ),
-    "no neurons": (
-        ["--kv-heads", 1, "--intermediate", 0, "--text", "TEXT"],
-        "--intermediate: expected a number from 1 to 48",
-    ),
-    "no text": (["--kv-heads", 1, "--intermediate", 8, "--text", "nowhere.jsonl"], "nowhere.jsonl: No such"),
+    "no neurons": ("--kv-heads 1 --intermediate 0", "--intermediate: expected a number from 1 to 48"),
+    "no text": ("--kv-heads 1 --intermediate 8 --text nowhere.jsonl", "nowhere.jsonl: No such"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_choice_is_refused_and_leaves_nothing(tmp_path, teachers, text, script, case):
     arguments, expected = BAD[case]
-    arguments = [text if part == "TEXT" else part for part in arguments]
+    arguments = arguments.split() + ([] if "--text" in arguments else ["--text", text])
     out = tmp_path / "student"
     error = script("prune_width.py", "--teacher", teachers["llama"], "--out", out, *arguments, code=1)
     assert expected in error
@@ -378,8 +297,7 @@ def test_numbers_of_heads_that_transformers_refuses_are_refused(tmp_path, teache
     config.hidden_size, config.num_attention_heads, config.num_key_value_heads = 30, 6, 6
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    for file in teachers["llama"].glob("tokenizer*"):
-        (folder / file.name).write_bytes(file.read_bytes())
+    save_tokenizer(folder, WORDS)
     arguments = ("--teacher", folder, "--out", tmp_path / "student", "--text", text, "--intermediate", 8)
     assert "30" in script("prune_width.py", *arguments, "--kv-heads", 4, code=1)
     assert not (tmp_path / "student").exists()

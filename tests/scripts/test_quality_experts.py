@@ -8,6 +8,7 @@ import tiny_study
 import torch
 import transformers
 
+from model_files import change_model
 from quality import upcycle
 from token_shards import shard_file
 
@@ -72,8 +73,7 @@ def test_only_a_llama_with_parts_of_equal_size_becomes_a_mixture(tmp_path):
     tokens = torch.zeros(1, 8, dtype=torch.long)
     with pytest.raises(ValueError, match="multiple of 3, found 128"):
         upcycle.upcycle(tmp_path / "dense", tmp_path / "mixture", tokens, experts=12, per_token=3, seed=0)
-    fields = json.loads((tmp_path / "dense" / "config.json").read_text())
-    (tmp_path / "dense" / "config.json").write_text(json.dumps(fields | {"model_type": "mistral"}))
+    change_model(tmp_path / "dense", model_type="mistral")
     with pytest.raises(ValueError, match="expected llama, found mistral"):
         upcycle.upcycle(tmp_path / "dense", tmp_path / "mixture", tokens, experts=8, per_token=2, seed=0)
 

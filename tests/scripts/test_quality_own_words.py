@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import tiny_study
 import torch
-import transformers
-from word_models import save_tokenizer
+from word_models import random_model, save_tokenizer
 
 from quality import own_words
 
@@ -15,13 +14,7 @@ KINDS = ("code", "reference", "prose")
 
 
 def make_model(seed):
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=512, bos_token_id=None, eos_token_id=0, pad_token_id=0,
-        initializer_range=0.6,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
+    return random_model(WORDS, seed, positions=512).eval()
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ import transformers
 import yaml
 from word_models import save_tokenizer
 
+from model_shapes import shape
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("DISTILL_BUILD", ROOT / "build" / "release"))
 PROGRAM = Path(os.environ.get("DISTILL_BIN", BUILD / "apps" / "distill" / "distill"))
@@ -47,22 +49,9 @@ def script(name, *arguments):
 
 def save_model(folder, layers=4):
     torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        vocab_size=len(WORDS),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        initializer_range=0.1,
-        eos_token_id=0,
-        bos_token_id=0,
-        pad_token_id=None,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    keys = shape(len(WORDS), 64, 128, layers, 4, 2, head_dim=16, max_position_embeddings=256, initializer_range=0.1)
+    keys |= dict(tie_word_embeddings=True, eos_token_id=0, bos_token_id=0, pad_token_id=None)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**keys)).save_pretrained(folder)
     save_tokenizer(folder, WORDS, "<unk>")
 
 

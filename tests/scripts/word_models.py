@@ -4,6 +4,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from model_shapes import shape
+
+END_ALONE = dict(bos_token_id=None, eos_token_id=0, pad_token_id=0)
+
 
 def save_tokenizer(folder, words, unknown="<eos>"):
     """Words stand between white space; `words` has <eos>, and `unknown`, which stands for all others."""
@@ -13,32 +17,23 @@ def save_tokenizer(folder, words, unknown="<eos>"):
     wrapped.save_pretrained(folder)
 
 
-def save_random_model(folder, words, seed=3):
-    """A model whose distributions differ from place to place, with its tokenizer. Returns the folder."""
-    config = transformers.LlamaConfig(
-        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, bos_token_id=None, eos_token_id=0, pad_token_id=0,
-        initializer_range=0.6,
-    )  # fmt: skip
+def random_model(words, seed, hidden=16, positions=64, spread=0.6):
+    """A model whose distributions differ from place to place."""
+    keys = shape(len(words), hidden, 2 * hidden, 2, 2, 1, max_position_embeddings=positions, initializer_range=spread)
     torch.manual_seed(seed)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**keys, **END_ALONE))
+
+
+def save_random_model(folder, words, seed=3, **options):
+    """Such a model with its tokenizer. Returns the folder."""
+    random_model(words, seed, **options).save_pretrained(folder)
     save_tokenizer(folder, words)
     return folder
 
 
 def save_constant_model(folder, words, favourite):
     """A model to which every text goes on with `favourite`, with its tokenizer."""
-    config = transformers.LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
+    config = transformers.LlamaConfig(**shape(len(words), 16, 16, 1, 2, 2, max_position_embeddings=64), **END_ALONE)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():

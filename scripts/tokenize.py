@@ -56,6 +56,7 @@ from token_shards.special_ids import special_ids
 from token_shards.template_files import ChatTemplates
 from token_shards.tokenizer_files import TokenizerFiles
 from token_shards.two_tokenizers import TokenBytes, TwoTokenizers
+from token_shards.unused_options import unused_option_lines
 
 
 def _one_character(text):
@@ -279,7 +280,7 @@ def tokenise(args, outputs, started):
         speed = conversion.progress.tokens_per_second(conversion.tokens())
         processes = f"{args.workers} process{'es' * (args.workers > 1)}"
         print(f"{conversion.progress.seconds():.1f} s, {speed:,.0f} tokens/s with {processes}")
-    for line in (*tally.lines(args.max_bad), *of_no_use):
+    for line in (*tally.lines(args.max_bad), *of_no_use, *unused_option_lines(args, reader.kinds, tally)):
         print(line)
 
 

@@ -129,6 +129,24 @@ def test_several_workers_and_a_continued_conversion_list_the_same(tmp_path, mode
     assert listed(result.stdout)[0] == expected
 
 
+OPTIONS = {
+    "text": ["--turns each", "--loss-on all", "--thinking drop", "--no-mask-generation-prompt"],
+    "messages": ["--bos never", "--no-eos", "--text-key body"],
+    "both": ["--split-blank-lines", "--delimiter ;", "--messages-key dialog", "--ignore-key nope"],
+}
+
+
+def test_options_without_anything_to_act_on_are_listed(tmp_path, model):
+    records = {"text": [{"text": "fox", "id": 1}], "messages": [{"messages": CHAT, "id": 1}]}
+    for kind, own in OPTIONS.items():
+        source = write_jsonl(tmp_path / f"{kind}.jsonl", records.get(kind, records["text"]))
+        given = [part for option in own for part in option.split(" ")]
+        said = convert(model, tmp_path / kind, source, *given, "--ignore-key", "id")
+        lines = [line for line in said.splitlines() if line.startswith("not used: --")]
+        assert sorted(line.split(": ")[1].replace("'", "") for line in lines) == sorted(own), said
+        assert "not used: --" not in convert(model, tmp_path / f"{kind}-plain", source)
+
+
 def test_special_tokens_that_texts_hold_are_listed(tmp_path, model):
     rendered = "<|im_start|>user\nhi<|im_end|>"
     records = [

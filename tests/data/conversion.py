@@ -6,7 +6,7 @@ import io
 import signal
 import sys
 
-from test_tokenize import SCRIPT, documents, masks
+from tokenize_runs import SCRIPT, documents, masks
 
 from token_shards import shard_file
 

@@ -8,40 +8,12 @@ UNK = "<unk>"
 LETTERS = "abcdeoxyzABE019.,!'-_éß日▁Ġ"
 SPACES = [" ", "  ", "\n", "\t", "\u00a0", "\r\n"]
 WORDS = [
-    "hello",
-    "World",
-    "I'll",
-    "don't",
-    "123",
-    "4567",
-    "e\u0301",
-    "é",
-    "日本",
-    "🙂",
-    "ab",
-    "xyz",
-    "...",
-    "a_b",
-    "O'X",
-]
+    "hello", "World", "I'll", "don't", "123", "4567", "e\u0301", "é", "日本", "🙂", "ab", "xyz", "...", "a_b", "O'X",
+]  # fmt: skip
 CONTENTS = [
-    "<|a|>",
-    "<|b|>",
-    "<s>",
-    "</s>",
-    "[PAD]",
-    "hello",
-    "ab",
-    "é",
-    "e\u0301 x",
-    "日本",
-    "World",
-    " x",
-    "a b",
-    "zz",
-    "1",
+    "<|a|>", "<|b|>", "<s>", "</s>", "[PAD]", "hello", "ab", "é", "e\u0301 x", "日本", "World", " x", "a b", "zz", "1",
     "\n",
-]
+]  # fmt: skip
 NAMES = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"]
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"

@@ -22,7 +22,7 @@ from chat_shapes import (
 )  # fmt: skip
 from conversion import convert, documents, masks
 from test_random_tokenizers import reference
-from test_tokenize import write_jsonl
+from tokenize_runs import write_jsonl
 
 from token_shards.chat_messages import check_messages
 from token_shards.errors import BadDocument

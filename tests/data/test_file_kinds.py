@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from conversion import convert, documents, masks
-from test_tokenize import CHAT, MARKED, contents, make_tokenizer, write_jsonl
+from tokenize_runs import CHAT, MARKED, contents, make_tokenizer, write_jsonl
 
 from token_shards import readers
 from token_shards.file_kinds import extension, named_kind

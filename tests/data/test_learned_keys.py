@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 from chat_shapes import STOCK
 from conversion import convert, documents, masks, teachers
-from test_tokenize import CHATML, MARKED, ROOT, make_tokenizer, write_jsonl
+from tokenize_runs import CHATML, MARKED, ROOT, make_tokenizer, write_jsonl
 
 from token_shards.learned import LEARNED_KEYS, MASKS, REFUSED_KEYS, WANTED_KEYS
 

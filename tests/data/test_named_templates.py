@@ -7,7 +7,7 @@ import pytest
 from chat_reference import TOKENIZER, samples, text
 from chat_shapes import TOOLS, assistant, user
 from conversion import convert, documents
-from test_tokenize import write_jsonl
+from tokenize_runs import write_jsonl
 from transformers import AutoTokenizer, ProcessorMixin
 
 from token_shards.chat import ChatEncoder, ChatOptions

@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-import test_tokenize  # noqa: F401 (finds token_shards)
+import tokenize_runs  # noqa: F401 (finds token_shards)
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -33,38 +33,11 @@ FAMILIES = {
     "qwen2": (normalizers.NFC(), split(LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"))),
 }
 WORDS = [
-    "the",
-    "fox",
-    "Don't",
-    "it'S",
-    "we'Ll",
-    "12345",
-    "3.14",
-    "x=1;",
-    "été",
-    "ﬁ",
-    "日本語",
-    "e\u0301",
-    "🙂🙂",
-    "К\u212a",
-]
+    "the", "fox", "Don't", "it'S", "we'Ll", "12345", "3.14", "x=1;", "été", "ﬁ", "日本語", "e\u0301", "🙂🙂", "К\u212a",
+]  # fmt: skip
 SPACES = [
-    " ",
-    "  ",
-    "   ",
-    "\n",
-    "\n\n",
-    " \n ",
-    "\t",
-    "\r\n",
-    "\u00a0",
-    "\u3000",
-    "\x0b",
-    "\x1c",
-    "\x85",
-    "\u2028",
-    "",
-]
+    " ", "  ", "   ", "\n", "\n\n", " \n ", "\t", "\r\n", "\u00a0", "\u3000", "\x0b", "\x1c", "\x85", "\u2028", "",
+]  # fmt: skip
 MARKS = list("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~\x00\x7f") + [
     "...",
     "'s",

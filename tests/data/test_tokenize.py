@@ -7,65 +7,30 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 import tokenizers
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from tokenize_runs import (
+    CHAT,
+    CHATML,
+    MARKED,
+    REWRITES,
+    ROOT,
+    SCRIPT,
+    contents,
+    corpus,
+    documents,
+    make_tokenizer,
+    masks,
+    tokenise,
+    write_jsonl,
+)
 
 from token_shards import shard_file
 from token_shards.tokenizer_files import canonical_hash
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "tokenize.py"
 GOLDEN = Path(__file__).parent / "golden"
-
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-MARKED = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}"
-    "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
-)
-# As templates of reasoning models do: earlier turns look different once a later one exists.
-REWRITES = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>"
-    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
-)
-CHAT = [
-    {"role": "user", "content": "hi é"},
-    {"role": "assistant", "content": "hello 🙂 you"},
-    {"role": "user", "content": "more"},
-    {"role": "assistant", "content": "no"},
-]
-
-
-def make_tokenizer(folder, *, template=CHATML, bos=False):
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    special = ["<|bos|>", "<|end|>", "<|im_start|>", "<|im_end|>"]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=special,
-        show_progress=False,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator(["the quick brown fox says hello to the other fox"] * 5, trainer)
-    if bos:
-        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-            single="<|bos|> $A", special_tokens=[("<|bos|>", tokenizer.token_to_id("<|bos|>"))]
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|bos|>"}, "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return tokenizer
 
 
 @pytest.fixture
@@ -77,33 +42,6 @@ def model(tmp_path):
 @pytest.fixture
 def tokenizer(model):
     return tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
-
-
-def run(*args, cwd=None, code=0, command=(str(SCRIPT),)):
-    result = subprocess.run([sys.executable, *command, *map(str, args)], cwd=cwd, capture_output=True, text=True)
-    assert result.returncode == code, result.stdout + result.stderr
-    assert "Traceback" not in result.stderr, result.stderr
-    return result.stderr if code else result.stdout
-
-
-def tokenise(model, output, *args, workers=1, **kwargs):
-    return run("--tokenizer", model, "--output", output, "--workers", workers, "--quiet", *args, **kwargs)
-
-
-def documents(folder):
-    out = []
-    for path in sorted(Path(folder).glob("*.dtok")):
-        out += [list(map(int, tokens)) for tokens in shard_file.read(path)[1]]
-    return out
-
-
-def masks(folder):
-    return [list(mask) for path in sorted(Path(folder).glob("*.dtok")) for mask in shard_file.read(path)[2]]
-
-
-def write_jsonl(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def test_text_files_become_documents_that_end_with_eos(tmp_path, model, tokenizer):
@@ -226,18 +164,6 @@ def test_parquet_has_texts_or_messages(tmp_path, model, tokenizer):
     assert "bad.parquet: not a readable parquet file" in tokenise(
         model, tmp_path / "no", tmp_path / "bad.parquet", code=1
     )
-
-
-def corpus(path, count=2000):
-    words = ["the", "quick", "brown", "fox", "says", "hello", "to", "other", "foxes"]
-    random = np.random.default_rng(0)
-    return write_jsonl(
-        path, [{"text": f"{i} " + " ".join(random.choice(words, random.integers(1, 40)))} for i in range(count)]
-    )
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 @pytest.mark.parametrize("split", [("--eval-fraction", "0.1"), ("--eval-tokens", "900")])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from conversion import convert, documents
-from test_tokenize import CHAT, make_tokenizer, write_jsonl
+from tokenize_runs import CHAT, make_tokenizer, write_jsonl
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from conversion import convert, documents
-from test_tokenize import CHAT, SCRIPT, contents, corpus, make_tokenizer, write_jsonl
+from tokenize_runs import CHAT, SCRIPT, contents, corpus, make_tokenizer, write_jsonl
 
 from token_shards import convert as conversion
 from token_shards import journal, readers, shard_folder

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from conversion import convert, documents, masks, teachers
-from test_tokenize import CHAT, MARKED, ROOT, make_tokenizer, write_jsonl
+from tokenize_runs import CHAT, MARKED, ROOT, make_tokenizer, write_jsonl
 from transformers import PreTrainedTokenizerFast
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 from conversion import convert, documents
-from test_tokenize import CHAT, SCRIPT, contents, make_tokenizer, write_jsonl
+from tokenize_runs import CHAT, SCRIPT, contents, make_tokenizer, write_jsonl
 
 from token_shards import compressed as compressed_files
 from token_shards import readers

@@ -2,7 +2,7 @@
 
 import pytest
 from conversion import convert, documents, masks, teachers
-from test_tokenize import CHAT, MARKED, make_tokenizer, write_jsonl
+from tokenize_runs import CHAT, MARKED, make_tokenizer, write_jsonl
 from transformers import PreTrainedTokenizerFast
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from conversion import convert, documents
 from test_random_tokenizers import reference
-from test_tokenize import make_tokenizer, write_jsonl
+from tokenize_runs import make_tokenizer, write_jsonl
 
 from token_shards import shard_file
 from token_shards.tokenizer_files import TokenizerFiles

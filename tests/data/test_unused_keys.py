@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 from chat_shapes import STOCK
 from conversion import convert, documents
-from test_tokenize import CHAT, CHATML, MARKED, SCRIPT, make_tokenizer, write_jsonl
+from tokenize_runs import CHAT, CHATML, MARKED, SCRIPT, make_tokenizer, write_jsonl
 
 from token_shards.unused_keys import is_misspelt
 

@@ -39,14 +39,8 @@ def test_no_name_is_another_projects():
     commands = [command for project in projects for command in project["project"].get("scripts", {})]
     assert names == ["distill-losses", "distill-cpp"] and commands == ["distill-cpp"]
     foreign = {
-        "distill-trainer",
-        "distil-trainer",
-        "distill-anything",
-        "distill-llm",
-        "distil-llm",
-        "distill-slm",
-        "distill",
-    }
+        "distill-trainer", "distil-trainer", "distill-anything", "distill-llm", "distil-llm", "distill-slm", "distill",
+    }  # fmt: skip
     # PyPI refuses a new name that differs from another one in separators, or in letters that look alike.
     alike = str.maketrans({"l": "1", "i": "1", "o": "0", "-": None, "_": None, ".": None})
     taken = {name.lower().translate(alike) for name in foreign}

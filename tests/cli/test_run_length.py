@@ -67,6 +67,16 @@ def test_a_token_shard_that_is_given_twice_is_warned_of(distill, place):
         assert dry.returncode == 0 and (expected in dry.stderr) == warned, dry.stderr
 
 
+def test_a_folder_of_token_shards_with_a_hole_is_warned_of(distill, place):
+    for name, warned in (("shard-00001", False), ("shard-00003", True)):
+        tiny_job.write_shard(place / "train" / f"{name}.dtok", seed=7 + warned)
+        dry = distill(place, "--config", "config.yaml", "--dry-run")
+        says = "train has shard-00003.dtok and not shard-00002.dtok"
+        assert dry.returncode == 0 and (says in dry.stderr) == warned, dry.stderr
+    alone = distill(place, "--config", "config.yaml", "--dry-run", "--set", "data.train=train/shard-00003.dtok")
+    assert "shard-00002" not in alone.stderr
+
+
 def test_a_token_shard_without_anything_to_learn_is_warned_of(distill, place):
     tiny_job.write_shard(place / "prompts.dtok", masked=True)
     dry = distill(place, "--config", "config.yaml", "--dry-run", "--set", "data.train=[train, prompts.dtok]")

@@ -4,6 +4,8 @@
 #include <absl/strings/str_format.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <filesystem>
 #include <set>
 
 #include "trainer/config/run_length.h"
@@ -96,6 +98,29 @@ std::string no_target_warning(const std::vector<const data::Shard*>& shards) {
                                        "(prompts are given to onpolicy.prompts)");
 }
 
+// Empty unless a folder lacks a token shard before one that it has: scripts/tokenize.py numbers them from 0.
+std::string missing_shard_warning(
+    const std::vector<config::DataSet>& sets, const std::vector<const data::Shard*>& shards) {
+  namespace fs = std::filesystem;
+  const auto name = [](int number) { return absl::StrFormat("shard-%05d%s", number, data::kShardExtension); };
+  std::error_code error;
+  for (const data::Shard* shard : shards) {
+    const fs::path path = shard->path(), folder = path.parent_path();
+    int number = 0;
+    const bool is_numbered =
+        std::sscanf(path.filename().c_str(), "shard-%d", &number) == 1 && number > 0 && path.filename() == name(number);
+    const bool in_folder = is_numbered && std::any_of(sets.begin(), sets.end(), [&](const config::DataSet& set) {
+                             return fs::equivalent(set.path, folder, error);
+                           });
+    if (in_folder && !fs::exists(folder / name(number - 1), error)) {
+      return absl::StrCat(
+          "data.train: ", folder.string(), " has ", name(number), " and not ", name(number - 1),
+          ": the run reads those that are there; was the folder copied as a whole?");
+    }
+  }
+  return "";
+}
+
 // Empty unless a run evaluates on token shards that it also trains on.
 std::string trained_on_warning(const config::Config& config, const Inputs& inputs) {
   if (!inputs.train_data || !inputs.eval_data || !config.eval.during_training()) {
@@ -129,6 +154,7 @@ std::vector<std::string> input_warnings(const config::Config& config, const Inpu
   std::vector<std::string> warnings{
       teacher_length_warning(config, inputs),
       epochs_warning(config, *inputs.train_data),
+      missing_shard_warning(config.data.train, trained),
       no_target_warning(trained),
       twice_warning(config, trained),
       trained_on_warning(config, inputs),

@@ -130,7 +130,10 @@ class Paths {
         const bool is_adapter = is_there(folder / hf::kPeftConfig);
         fail(
             key, key, "a Hugging Face folder with config.json", absl::StrCat("none in ", model.path),
-            is_adapter ? absl::StrCat("it is an adapter: set ", section, ".adapter, and ", key, " to its base") : "");
+            is_adapter ? absl::StrCat("it is an adapter: set ", section, ".adapter, and ", key, " to its base")
+                : is_there(folder / "model" / "config.json")
+                ? absl::StrCat("it is a run folder, whose model is ", (folder / "model").string())
+                : "");
       } else if (
           model.init == ModelInit::kPretrained && context_.purpose != Purpose::kPlan &&
           !is_there(folder / "model.safetensors") && !is_there(folder / "model.safetensors.index.json")) {

@@ -120,7 +120,8 @@ def test_several_workers_and_a_continued_conversion_list_the_same(tmp_path, mode
     run = [sys.executable, SCRIPT, "--tokenizer", model, "--output", tmp_path / "out", "--workers", "2", source]
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         logs = tmp_path / "out" / ".tokenize"
-        while process.poll() is None and sum(log.stat().st_size for log in logs.glob("log-*[0-9]")) < 20_000:
+        enough = 1_000_000  # bytes of the log: a whole frame, and a part of the next one
+        while process.poll() is None and sum(log.stat().st_size for log in logs.glob("log-*[0-9]")) < enough:
             pass
         process.send_signal(signal.SIGKILL)
         process.communicate()

@@ -77,7 +77,10 @@ def test_other_lengths_of_uncut_documents_and_other_pairs_use_the_same_cache(tmp
         "alone": {"data": CHATS, "teacher": {"token_pairs": []}},
     }.items():
         config = config_of(tmp_path / name, pair, chats, **changes)
-        assert tiny.evaluate(tmp_path, from_cache(config, tmp_path / "cache")) == tiny.evaluate(tmp_path, config), name
+        online = tiny.evaluate(tmp_path, config)
+        if tiny.DEVICE == "cuda":  # whose products sum in an order that depends on the length
+            online = pytest.approx(online, rel=1e-6)
+        assert tiny.evaluate(tmp_path, from_cache(config, tmp_path / "cache")) == online, name
 
 
 def test_ranks_capture_and_train_alike_and_a_run_resumes(tmp_path, pair, texts, cache_of):
@@ -171,7 +174,8 @@ def test_the_plan_of_capture_and_run(tmp_path, pair, texts, cache_of):
     done = capture(base, tmp_path / "cache", memory_limit_gib=16)
     found, planned = map(int, re.search(r"memory: (\d+) bytes .* rank 0, (\d+) planned", done.stderr).groups())
     on_the_host = 6 * 2 * 32 * 64 * 4 + 8 * 2 * 32 * 8 * 6  # rows on their way to the disk, batches that are read ahead
-    assert found - UNPLANNED - on_the_host <= planned <= 1.1 * found
+    if tiny.DEVICE == "cpu":  # whose memory is what a capture measures
+        assert found - UNPLANNED - on_the_host <= planned <= 1.1 * found
     rows, width = map(int, re.search(r"(\d+) tokens with a target, .* of (\d+) bytes each", done.stderr).groups())
     assert f"{rows} tokens with a target, in the teacher's own tokens, of {width} bytes each" in shown
     assert f" parts, {rows} rows," in tiny.distill("verify", tmp_path / "cache").stdout and width == 4 * 64

@@ -283,7 +283,7 @@ def test_three_ranks_equal_one(tmp_path, config, shard_teacher, teachers):
     for processes in (1, tiny.RANKS):
         parallel = {"processes": processes, "debug_checks": processes > 1}
         name = f"ranks-{processes}"
-        wanted = config(name, own=own, train=train, data={"teacher_sequences": 6}, parallel=parallel)
+        wanted = config(name, own=own, train=train, data={"teacher_sequences": 12}, parallel=parallel)
         results[processes] = tiny.train(tmp_path / name, wanted)
     (one, _), (several, _) = (tiny.read_metrics(run) for run in results.values())
     for step, reference in zip(several, one, strict=True):
@@ -295,7 +295,7 @@ def test_three_ranks_equal_one(tmp_path, config, shard_teacher, teachers):
     difference = tiny.relative_difference(*(tiny.load_weights(run / "model") for run in reversed(results.values())))
     assert difference < 2e-4
     # A run goes on with another number of ranks, since the number of sequences is in its configuration.
-    wanted = config(f"ranks-{tiny.RANKS}", own=own, train=train | {"steps": 8}, data={"teacher_sequences": 6})
+    wanted = config(f"ranks-{tiny.RANKS}", own=own, train=train | {"steps": 8}, data={"teacher_sequences": 12})
     tiny.train(tmp_path / f"ranks-{tiny.RANKS}", wanted, "--resume")
     wanted["data"]["teacher_sequences"] = 4
     wanted["train"]["steps"] = 9

@@ -14,6 +14,9 @@
 // predicts its memory: the passes run unchanged, and only kernels, streams and collectives do nothing on meta tensors.
 namespace distill::device {
 
+// Of the GPU in a simulation, for kernels whose scratch depends on it: an H100 SXM and an H200 have the most.
+inline constexpr int64_t kSimulatedMultiprocessors = 132;
+
 // Allocations and releases in order, without the tensors that they belong to. Slots number the allocations of a trace.
 struct AllocationTrace {
   struct Event {

@@ -20,19 +20,24 @@ at::Tensor empty_by_token(const at::Tensor& like_BASD) {
   return at::empty(like_BASD.transpose(1, 2).sizes(), like_BASD.options()).transpose(1, 2);
 }
 
-// Scratch of the backward passes of cuDNN and FlashAttention-2: an fp32 sum of dq, whose rows are padded to a multiple
-// of 32 elements, and one number for each row.
+// Scratch of the backward passes of cuDNN and FlashAttention-2: fp32 sums of dq, whose rows are padded to a multiple of
+// 32 elements, and one number for each row. Rows are those of each head.
 struct BackwardScratch {
-  at::Tensor dq_sum;
+  at::Tensor dq_sums;
   at::Tensor row_sums;
 
-  explicit BackwardScratch(const at::Tensor& q) {
-    const int64_t head_dim = q.size(-1);
-    const int64_t rows = q.numel() / head_dim;
-    dq_sum = floats({rows, (head_dim + 31) / 32 * 32}, q);
-    row_sums = floats({rows}, q);
-  }
+  BackwardScratch(const at::Tensor& q, int64_t rows, int64_t sums)
+      : dq_sums(floats({sums, rows, (q.size(-1) + 31) / 32 * 32}, q)), row_sums(floats({rows}, q)) {}
 };
+
+// FlashAttention-2 keeps 128 further rows for each segment. With deterministic algorithms it has a sum for each thread
+// block that works on the same rows at the same time, instead of adding to one with atomics
+// (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_bwd).
+BackwardScratch flash_scratch(const at::Tensor& q_NAD, int64_t segments) {
+  const int64_t heads = q_NAD.size(1), units = segments * heads;
+  const int64_t blocks = (device::kSimulatedMultiprocessors + units - 1) / units;
+  return {q_NAD, (q_NAD.size(0) + 128 * segments) * heads, at::globalContext().deterministicAlgorithms() ? blocks : 1};
+}
 
 // ATen's flash attention for the CPU works on tiles of queries and keys, one set of buffers for each thread
 // (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
@@ -95,7 +100,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn_attention_backward(
     const at::Tensor& out_BASD, const at::Tensor& lse, double scale) {
   if (q_BASD.is_meta()) {
     std::tuple gradients{empty_by_token(q_BASD), empty_by_token(k_BKSD), empty_by_token(v_BKSD)};
-    const BackwardScratch scratch(q_BASD);
+    const BackwardScratch scratch(q_BASD, q_BASD.numel() / q_BASD.size(-1), 1);
     return gradients;
   }
   // The seed and offset of dropout, which are never read without dropout.
@@ -126,7 +131,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_attention_backward(
   if (q_NAD.is_meta()) {
     const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
     std::tuple gradients{like(q_NAD), like(k_NKD), like(v_NKD)};
-    const BackwardScratch scratch(q_NAD);
+    const BackwardScratch scratch = flash_scratch(q_NAD, cu_seqlens.size(0) - 1);
     at::Tensor expanded_k, expanded_v; // gradients for each query head, summed over the heads of a group at the end
     if (k_NKD.size(1) != q_NAD.size(1)) {
       expanded_k = like(q_NAD);

@@ -14,8 +14,7 @@ namespace {
 constexpr int64_t kRowsPerTask = 16;
 constexpr int64_t kLanes = 16; // number of partial sums: vectorises, and rounds less than one running sum
 constexpr int64_t kColumnBlock = 64;
-// Number of thread blocks in a simulated run: two for each of an H200's 132 multiprocessors.
-constexpr int64_t kSimulatedBackwardBlocks = 264;
+constexpr int64_t kSimulatedBackwardBlocks = 2 * device::kSimulatedMultiprocessors;
 
 // Runs the CPU's code for the tensor's dtype; does nothing for a meta tensor.
 #define DISTILL_DISPATCH(tensor, name, ...)                                                               \

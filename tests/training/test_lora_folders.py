@@ -109,6 +109,16 @@ def test_training_goes_on_from_what_a_run_has_written(tmp_path, models, ragged_s
     assert found[0]["loss"] < first or last > first
 
 
+def test_an_adapter_whose_dropout_is_another_one_is_warned_of(tmp_path, models, ragged_shard, trained):
+    adapter = copied(trained[1] / "model", tmp_path / "adapter")
+    changed(adapter, lora_dropout=0.25)
+    for dropout, warned in ((0.125, True), (0.25, False)):
+        student = {"adapter": str(adapter), "lora": {"dropout": dropout}}
+        config = config_of(tmp_path, models, ragged_shard, student=student)
+        done = tiny.distill("--config", tiny.write_config(tmp_path, config), "--dry-run")
+        assert ("0.25, is not used: student.lora.dropout is 0.125" in done.stderr) == warned, done.stderr
+
+
 def test_an_adapter_in_any_version_of_pefts_names_is_read(tmp_path, models, ragged_shard, trained):
     config, run = trained
     expected = adapter_loss(tmp_path / "as-written", config, run / "model", ragged_shard)

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "trainer/config/run_length.h"
+#include "trainer/hf/peft_config.h"
 
 namespace distill::trainer {
 namespace {
@@ -121,6 +122,17 @@ std::string missing_shard_warning(
   return "";
 }
 
+// Empty unless an adapter is trained further with another dropout than its folder has.
+std::string adapter_dropout_warning(const config::Config& config) {
+  const std::string& folder = config.student.adapter;
+  const auto peft = folder.empty() ? absl::StatusOr<hf::PeftConfig>() : hf::read_peft_config(folder);
+  return !peft.ok() || peft->dropout == config.lora.dropout
+      ? ""
+      : absl::StrFormat(
+            "student.adapter: the lora_dropout of %s, %g, is not used: student.lora.dropout is %g", folder,
+            peft->dropout, config.lora.dropout);
+}
+
 // Empty unless a run evaluates on token shards that it also trains on.
 std::string trained_on_warning(const config::Config& config, const Inputs& inputs) {
   if (!inputs.train_data || !inputs.eval_data || !config.eval.during_training()) {
@@ -154,6 +166,7 @@ std::vector<std::string> input_warnings(const config::Config& config, const Inpu
   std::vector<std::string> warnings{
       teacher_length_warning(config, inputs),
       epochs_warning(config, *inputs.train_data),
+      adapter_dropout_warning(config),
       missing_shard_warning(config.data.train, trained),
       no_target_warning(trained),
       twice_warning(config, trained),

@@ -362,12 +362,11 @@ TEST_F(DatasetTeacherTest, RanksTogetherReadWhatOneWouldAndPrefetchBringsTheSame
   for (int64_t rank = 0; rank < 3; ++rank) {
     Prefetcher prefetcher(dataset, BatchSchedule{rank * 2, 2, 6, 2}, 2);
     for (int64_t i = 0; i < 2; ++i) {
-      const auto own = prefetcher.next();
-      ASSERT_TRUE(own.ok());
+      const auto own = prefetcher.next().value();
       const int64_t at = i * 6 + rank * 2;
-      EXPECT_TRUE(at::equal(own->teacher->tokens_BT, all.teacher->tokens_BT.narrow(0, at, 2)));
+      EXPECT_TRUE(at::equal(own.teacher->tokens_BT, all.teacher->tokens_BT.narrow(0, at, 2)));
       // Rows count from the beginning of the batch.
-      EXPECT_TRUE(at::equal(own->teacher->rows_BS + at * 48, all.teacher->rows_BS.narrow(0, at, 2)));
+      EXPECT_TRUE(at::equal(own.teacher->rows_BS + at * 48, all.teacher->rows_BS.narrow(0, at, 2)));
     }
   }
 }
@@ -384,10 +383,9 @@ TEST_F(DatasetTeacherTest, StagesOfOtherLengthsReadEveryDocumentOnceAnEpoch) {
   }
   for (size_t i = 0; i < stages.size(); ++i) {
     const auto dataset = open(options_of({path}, stages[i].seq_len, stages[i].teacher_seq_len));
-    const auto lines = dataset->continue_from({stages.begin(), stages.begin() + static_cast<int64_t>(i) + 1});
-    ASSERT_TRUE(lines.ok()) << lines.status();
+    const auto lines = dataset->continue_from({stages.begin(), stages.begin() + static_cast<int64_t>(i) + 1}).value();
     if (i == 1) { // what the log says of the first epoch's rest
-      EXPECT_THAT(lines->at(0), HasSubstr(absl::StrCat("with its ", unread, " unread tokens")));
+      EXPECT_THAT(lines.at(0), HasSubstr(absl::StrCat("with its ", unread, " unread tokens")));
     }
     Checker seen(documents); // every document fits whole into each of the stages
     const int64_t end = i + 1 < stages.size() ? stages[i + 1].first_sample : 200;

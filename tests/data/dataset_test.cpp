@@ -377,9 +377,8 @@ TEST_F(DatasetTest, PrefetchGivesTheBatchesOfItsScheduleInOrder) {
   for (const int64_t depth : {1, 4}) {
     Prefetcher prefetch(dataset, {.first_sample = 6, .batch_size = 2, .stride = 6, .batches = 9}, depth);
     for (int64_t i = 0; i < 9; ++i) {
-      const auto batch = prefetch.next();
-      ASSERT_TRUE(batch.ok());
-      EXPECT_EQ(values(batch->tokens_BS), tokens_of(*dataset, 6 + 6 * i, 2)) << i;
+      const auto batch = prefetch.next().value();
+      EXPECT_EQ(values(batch.tokens_BS), tokens_of(*dataset, 6 + 6 * i, 2)) << i;
     }
     EXPECT_EQ(prefetch.next().status().code(), absl::StatusCode::kOutOfRange);
     EXPECT_EQ(prefetch.next().status().code(), absl::StatusCode::kOutOfRange);

@@ -116,9 +116,8 @@ class AlignedPromptsTest : public testing::TokenizerFolderTest {
     TokenizerFolderTest::SetUp();
     const Tokenizer own = read(byte_level({"<end>", "a", "b", "c", "ab", "<begin>"}), "student.json");
     const Tokenizer its = read(byte_level({"a", "b", "c", "bc", "<end>"}), "teacher.json");
-    auto made = TextAlignment::make(own, its, {});
-    ASSERT_TRUE(made.ok()) << made.status();
-    alignment_ = std::make_shared<const TextAlignment>(*std::move(made));
+    auto made = TextAlignment::make(own, its, {}).value();
+    alignment_ = std::make_shared<const TextAlignment>(std::move(made));
   }
   // A document in both tokenizers' tokens, of which the first ones are no completion.
   absl::StatusOr<PooledPrompt> prompt_of(
@@ -146,28 +145,23 @@ class AlignedPromptsTest : public testing::TokenizerFolderTest {
 TEST_F(AlignedPromptsTest, ATextIsCutAtTheSameByteOfItsFirstHalf) {
   // a | ab c | ab c <end>: the half of the student's seven tokens is within the second "ab c", which is a span.
   const std::vector<uint32_t> own = {1, 4, 3, 1, 4, 3, 0}, its = {0, 0, 3, 0, 0, 3, 4};
-  const auto prompt = prompt_of(own, 0, its, 0);
-  ASSERT_TRUE(prompt.ok()) << prompt.status();
-  EXPECT_THAT(prompt->ids, ElementsAre(1, 4, 3));
-  EXPECT_THAT(prompt->teacher_ids, ElementsAre(0, 0, 3));
-  const auto less = prompt_of(own, 0, its, 0, /*room=*/2);
-  ASSERT_TRUE(less.ok()) << less.status();
-  EXPECT_THAT(less->ids, ElementsAre(1));
-  EXPECT_THAT(less->teacher_ids, ElementsAre(0));
-  const auto its_room = prompt_of(own, 0, its, 0, /*room=*/100, /*teacher_room=*/2);
-  ASSERT_TRUE(its_room.ok()) << its_room.status();
-  EXPECT_THAT(its_room->ids, ElementsAre(1));
+  const auto prompt = prompt_of(own, 0, its, 0).value();
+  EXPECT_THAT(prompt.ids, ElementsAre(1, 4, 3));
+  EXPECT_THAT(prompt.teacher_ids, ElementsAre(0, 0, 3));
+  const auto less = prompt_of(own, 0, its, 0, /*room=*/2).value();
+  EXPECT_THAT(less.ids, ElementsAre(1));
+  EXPECT_THAT(less.teacher_ids, ElementsAre(0));
+  const auto its_room = prompt_of(own, 0, its, 0, /*room=*/100, /*teacher_room=*/2).value();
+  EXPECT_THAT(its_room.ids, ElementsAre(1));
 }
 
 TEST_F(AlignedPromptsTest, ABeginOfTextTokenIsNoPromptAndAConversationsIs) {
-  const auto text = prompt_of({5, 1, 1, 1, 1, 1}, 1, {0, 0, 0, 0, 0}, 0);
-  ASSERT_TRUE(text.ok()) << text.status();
-  EXPECT_THAT(text->ids, ElementsAre(5, 1, 1));
-  EXPECT_THAT(text->teacher_ids, ElementsAre(0, 0));
-  const auto conversation = prompt_of({2, 1, 1, 1}, 1, {2, 1, 0, 0, 0}, 2);
-  ASSERT_TRUE(conversation.ok()) << conversation.status();
-  EXPECT_THAT(conversation->ids, ElementsAre(2));
-  EXPECT_THAT(conversation->teacher_ids, ElementsAre(2, 1));
+  const auto text = prompt_of({5, 1, 1, 1, 1, 1}, 1, {0, 0, 0, 0, 0}, 0).value();
+  EXPECT_THAT(text.ids, ElementsAre(5, 1, 1));
+  EXPECT_THAT(text.teacher_ids, ElementsAre(0, 0));
+  const auto conversation = prompt_of({2, 1, 1, 1}, 1, {2, 1, 0, 0, 0}, 2).value();
+  EXPECT_THAT(conversation.ids, ElementsAre(2));
+  EXPECT_THAT(conversation.teacher_ids, ElementsAre(2, 1));
 }
 
 TEST_F(AlignedPromptsTest, EveryPromptHasATextInTheTeachersTokens) {

@@ -36,19 +36,18 @@ TEST_F(ShardTest, ReadsWhatWasWritten) {
       ASSERT_TRUE(writer.add({5, large}, absl::MakeConstSpan(mask).subspan(0, loss_mask ? 2 : 0)).ok());
       ASSERT_TRUE(writer.add({1, 2, 3, 4, 5, 6, 7}, absl::MakeConstSpan(mask).subspan(2, loss_mask ? 7 : 0)).ok());
       ASSERT_TRUE(writer.write(path("a.dtok")).ok());
-      const auto shard = Shard::open(path("a.dtok"));
-      ASSERT_TRUE(shard.ok()) << shard.status();
-      EXPECT_EQ(shard->header().token_bytes, vocab_size <= 65536 ? 2U : 4U);
-      EXPECT_EQ(shard->documents(), 2);
-      EXPECT_EQ(shard->document_begin(1), 2);
-      EXPECT_EQ(shard->document_length(1), 7);
+      const auto shard = Shard::open(path("a.dtok")).value();
+      EXPECT_EQ(shard.header().token_bytes, vocab_size <= 65536 ? 2U : 4U);
+      EXPECT_EQ(shard.documents(), 2);
+      EXPECT_EQ(shard.document_begin(1), 2);
+      EXPECT_EQ(shard.document_length(1), 7);
       std::vector<int64_t> tokens(9);
-      ASSERT_TRUE(shard->read_tokens(0, absl::MakeSpan(tokens)).ok());
+      ASSERT_TRUE(shard.read_tokens(0, absl::MakeSpan(tokens)).ok());
       EXPECT_EQ(tokens, (std::vector<int64_t>{5, large, 1, 2, 3, 4, 5, 6, 7}));
       for (int64_t i = 0; i < 9; ++i) {
-        EXPECT_EQ(shard->in_loss(i), !loss_mask || mask[i] == 1) << i;
+        EXPECT_EQ(shard.in_loss(i), !loss_mask || mask[i] == 1) << i;
       }
-      EXPECT_TRUE(shard->verify().ok());
+      EXPECT_TRUE(shard.verify().ok());
     }
   }
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1) << "a temporary file was left";
@@ -72,17 +71,16 @@ TEST_F(ShardTest, DocumentsNameTheirTeachers) {
   ASSERT_TRUE(writer.add({4}, {}, {}, "math").ok());
   EXPECT_THAT(std::string(writer.add({5}, {}, {}, "a b").message()), HasSubstr("letters, digits and _.-"));
   ASSERT_TRUE(writer.write(path("a.dtok")).ok());
-  const auto shard = Shard::open(path("a.dtok"));
-  ASSERT_TRUE(shard.ok()) << shard.status();
-  EXPECT_EQ(shard->header().version, kNamedShardVersion);
-  EXPECT_EQ(shard->teacher_names(), (std::vector<std::string>{"math", "b.C-2"}));
+  const auto shard = Shard::open(path("a.dtok")).value();
+  EXPECT_EQ(shard.header().version, kNamedShardVersion);
+  EXPECT_EQ(shard.teacher_names(), (std::vector<std::string>{"math", "b.C-2"}));
   const auto name = [&](int64_t document) {
-    const std::string* found = shard->teacher_of(document);
+    const std::string* found = shard.teacher_of(document);
     return found == nullptr ? "none" : *found;
   };
   EXPECT_EQ(
       (std::vector{name(0), name(1), name(2), name(3)}), (std::vector<std::string>{"math", "none", "b.C-2", "math"}));
-  EXPECT_TRUE(shard->verify().ok());
+  EXPECT_TRUE(shard.verify().ok());
   const std::string text = *describe_shard(path("a.dtok"));
   EXPECT_THAT(text, HasSubstr("teachers named   none of 1 documents, b.C-2 of 1 documents, math of 2 documents\n"));
   EXPECT_THAT(text, HasSubstr("document 0 (1 tokens, teacher math): 1\ndocument 1 (1 tokens): 2\n"));
@@ -294,41 +292,37 @@ TEST_F(ShardTest, AnIdThatIsTooLargeIsFoundWhenItIsRead) {
   const uint16_t id = 100;
   std::memcpy(bytes.data() + shard_layout(header).tokens_at + 2 * 6, &id, sizeof(id));
   sign_shard(absl::MakeSpan(bytes));
-  const auto shard = Shard::open(write("id.dtok", bytes));
-  ASSERT_TRUE(shard.ok());
+  const auto shard = Shard::open(write("id.dtok", bytes)).value();
   std::vector<int64_t> tokens(6);
-  EXPECT_TRUE(shard->read_tokens(0, absl::MakeSpan(tokens)).ok());
-  const absl::Status status = shard->read_tokens(2, absl::MakeSpan(tokens));
+  EXPECT_TRUE(shard.read_tokens(0, absl::MakeSpan(tokens)).ok());
+  const absl::Status status = shard.read_tokens(2, absl::MakeSpan(tokens));
   EXPECT_THAT(
       std::string(status.message()),
       HasSubstr("document 2, token 2: expected an id below 100 (vocab_size), found 100"));
-  EXPECT_EQ(shard->verify(), status);
+  EXPECT_EQ(shard.verify(), status);
 }
 
 TEST_F(ShardTest, InspectShowsHeaderStatisticsAndFirstTokens) {
   const auto file = write("a.dtok", small_shard(true));
-  const auto text = describe_shard(file);
-  ASSERT_TRUE(text.ok()) << text.status();
-  EXPECT_THAT(*text, AllOf(HasSubstr("uint16"), HasSubstr("vocab size       100"), HasSubstr("none / 0")));
-  EXPECT_THAT(*text, HasSubstr("teacher stream   no"));
-  EXPECT_THAT(*text, AllOf(HasSubstr("documents        3"), HasSubstr("mean 3.7, min 1, median 3, p90 3, max 7")));
-  EXPECT_THAT(*text, HasSubstr("tokens in loss   4 (36.36 %)"));
-  EXPECT_THAT(*text, HasSubstr("document 0 (3 tokens): [1] 2 [3]\n"));
-  EXPECT_THAT(*text, HasSubstr("tokenizer hash   0707"));
+  const auto text = describe_shard(file).value();
+  EXPECT_THAT(text, AllOf(HasSubstr("uint16"), HasSubstr("vocab size       100"), HasSubstr("none / 0")));
+  EXPECT_THAT(text, HasSubstr("teacher stream   no"));
+  EXPECT_THAT(text, AllOf(HasSubstr("documents        3"), HasSubstr("mean 3.7, min 1, median 3, p90 3, max 7")));
+  EXPECT_THAT(text, HasSubstr("tokens in loss   4 (36.36 %)"));
+  EXPECT_THAT(text, HasSubstr("document 0 (3 tokens): [1] 2 [3]\n"));
+  EXPECT_THAT(text, HasSubstr("tokenizer hash   0707"));
   write("b.dtok", small_shard(true));
-  const auto folder = describe_data(folder_.string(), 1);
-  ASSERT_TRUE(folder.ok()) << folder.status();
+  const auto folder = describe_data(folder_.string(), 1).value();
   EXPECT_THAT(
-      *folder,
+      folder,
       AllOf(HasSubstr("(2 files)"), HasSubstr("b.dtok: 3 documents, 11 tokens"), HasSubstr("tokens           22")));
   EXPECT_TRUE(is_token_data(folder_.string()) && is_token_data(file));
 }
 
 TEST_F(ShardTest, ReadsTheShardsThatTokenizePyWrites) {
-  const auto shards = open_shards(DISTILL_GOLDEN);
-  ASSERT_TRUE(shards.ok()) << shards.status();
-  ASSERT_EQ(shards->size(), 1U);
-  const Shard& shard = (*shards)[0];
+  const auto shards = open_shards(DISTILL_GOLDEN).value();
+  ASSERT_EQ(shards.size(), 1U);
+  const Shard& shard = shards[0];
   EXPECT_TRUE(shard.verify().ok());
   EXPECT_TRUE(shard.has_loss_mask());
   EXPECT_EQ(shard.documents(), 3);

@@ -84,9 +84,8 @@ TEST_F(TeacherTextTest, AFileWithoutTeacherTextsIsOfVersion1) {
 }
 
 TEST_F(TeacherTextTest, ReadsTheFileThatPythonWrites) {
-  const auto shards = open_shards(DISTILL_GOLDEN "/teacher_stream");
-  ASSERT_TRUE(shards.ok()) << shards.status();
-  const Shard& shard = shards->front();
+  const auto shards = open_shards(DISTILL_GOLDEN "/teacher_stream").value();
+  const Shard& shard = shards.front();
   EXPECT_TRUE(shard.verify().ok()) << shard.verify();
   for (int64_t i = 0; i < 3; ++i) { // the same documents as in tests/data/test_shard_file.py
     TeacherText texts;
@@ -273,12 +272,11 @@ TEST_F(TeacherTextTest, BothTextsEndWithTheSameTokenOfTheCompletion) {
 }
 
 TEST_F(TeacherTextTest, InspectShowsTheTeachersTexts) {
-  const auto text = describe_shard(write("a.dtok", shard_of(kDocuments)));
-  ASSERT_TRUE(text.ok()) << text.status();
-  EXPECT_THAT(*text, AllOf(HasSubstr("version          2"), HasSubstr("teacher stream   yes")));
-  EXPECT_THAT(*text, HasSubstr("teacher texts    of 2 documents: mean 6.0, max 7 tokens; 12 tokens in all\n"));
+  const auto text = describe_shard(write("a.dtok", shard_of(kDocuments))).value();
+  EXPECT_THAT(text, AllOf(HasSubstr("version          2"), HasSubstr("teacher stream   yes")));
+  EXPECT_THAT(text, HasSubstr("teacher texts    of 2 documents: mean 6.0, max 7 tokens; 12 tokens in all\n"));
   EXPECT_THAT(
-      *text,
+      text,
       HasSubstr("document 0 (5 tokens): [1] [5] 6 7 2\n"
                 "  the teacher reads (7 tokens): [1] [50] [51] [52] 6 7 2\n"
                 "document 1 (3 tokens): 10 11 12\ndocument 2"));

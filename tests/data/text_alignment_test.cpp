@@ -78,19 +78,17 @@ TEST_F(TextAlignmentTest, ATokenThatBeginsALongerOneOfOneSideAloneIsAmbiguous) {
 TEST_F(TextAlignmentTest, PiecesEndWhereBothHaveABoundary) {
   const TextAlignment found = make(byte_level({"a", "b", "c", "ab", "bc"}), byte_level({"c", "b", "a", "abc", "ab"}));
   // abc ab c a | as ab c, ab, c, a and abc, a b, c, a
-  const auto split = pieces(found, {3, 2, 3, 2, 0}, {3, 2, 1, 0, 2});
-  ASSERT_TRUE(split.ok()) << split.status();
-  EXPECT_THAT(*split, ElementsAre(Piece{0, 2, 0, 1}, Piece{2, 3, 1, 3}, Piece{3, 4, 3, 4}, Piece{4, 5, 4, 5}));
-  EXPECT_TRUE((*split)[0].is_span());
-  EXPECT_FALSE((*split)[2].is_span());
+  const auto split = pieces(found, {3, 2, 3, 2, 0}, {3, 2, 1, 0, 2}).value();
+  EXPECT_THAT(split, ElementsAre(Piece{0, 2, 0, 1}, Piece{2, 3, 1, 3}, Piece{3, 4, 3, 4}, Piece{4, 5, 4, 5}));
+  EXPECT_TRUE(split[0].is_span());
+  EXPECT_FALSE(split[2].is_span());
 }
 
 TEST_F(TextAlignmentTest, SpecialTokensArePairsByTextOrByConfigurationAndElsePassedOver) {
   const Json own = byte_level({"a", "b", "<end>", "<im_end>", "<x>"}), its = byte_level({"b", "a", "<end>", "<eot>"});
   const TextAlignment paired = make(own, its, {"<im_end>=<eot>"});
-  const auto split = pieces(paired, {0, 3, 4, 1, 2}, {1, 3, 0, 2});
-  ASSERT_TRUE(split.ok()) << split.status();
-  EXPECT_THAT(*split, ElementsAre(Piece{0, 1, 0, 1}, Piece{1, 2, 1, 2}, Piece{3, 4, 2, 3}, Piece{4, 5, 3, 4}));
+  const auto split = pieces(paired, {0, 3, 4, 1, 2}, {1, 3, 0, 2}).value();
+  EXPECT_THAT(split, ElementsAre(Piece{0, 1, 0, 1}, Piece{1, 2, 1, 2}, Piece{3, 4, 2, 3}, Piece{4, 5, 3, 4}));
 
   const TextAlignment unpaired = make(own, its);
   const std::vector<int64_t> ids = {0, 3, 4, 1, 2}, its_ids = {1, 3, 0, 2}, at = positions(5), its_at = positions(4);
@@ -229,20 +227,18 @@ class AlignedDataTest : public TextAlignmentTest {
 
 TEST_F(AlignedDataTest, BatchesHaveThePiecesWhoseTokensHaveAPredecessorInBothTexts) {
   // ab c ab c a, and abc a b c a
-  const auto data = Dataset::open(options(shard({{{3, 2, 3, 2, 0}, {3, 2, 1, 0, 2}}}), 7));
-  ASSERT_TRUE(data.ok()) << data.status();
-  const AlignmentStats stats = *(*data)->stats()[0].alignment;
+  const auto data = Dataset::open(options(shard({{{3, 2, 3, 2, 0}, {3, 2, 1, 0, 2}}}), 7)).value();
+  const AlignmentStats stats = *data->stats()[0].alignment;
   EXPECT_EQ(stats.tokens, 5);
   EXPECT_EQ(stats.pieces, 4);
   EXPECT_EQ(stats.spans, 2);
   EXPECT_EQ(stats.span_tokens, 3);
-  const auto batch = (*data)->batch(0, 1);
-  ASSERT_TRUE(batch.ok()) << batch.status();
-  EXPECT_THAT(values(batch->targets_BS), ElementsAre(2, 3, 2, 0, -100, -100, -100));
-  EXPECT_THAT(values(batch->teacher->tokens_BT), ElementsAre(13, 12, 11, 10, 12, 0, 0));
-  const AlignedPieces& pieces = *batch->teacher->aligned;
-  EXPECT_EQ(values(batch->teacher->rows_BS)[1], 0);
-  EXPECT_EQ(values(batch->teacher->rows_BS)[2], 2);
+  const auto batch = data->batch(0, 1).value();
+  EXPECT_THAT(values(batch.targets_BS), ElementsAre(2, 3, 2, 0, -100, -100, -100));
+  EXPECT_THAT(values(batch.teacher->tokens_BT), ElementsAre(13, 12, 11, 10, 12, 0, 0));
+  const AlignedPieces& pieces = *batch.teacher->aligned;
+  EXPECT_EQ(values(batch.teacher->rows_BS)[1], 0);
+  EXPECT_EQ(values(batch.teacher->rows_BS)[2], 2);
   EXPECT_THAT(values(pieces.rows_P), ElementsAre(1, 2, 3));
   EXPECT_THAT(values(pieces.pieces_P), ElementsAre(0, 1, 2));
   EXPECT_THAT(values(pieces.first_rows_Z), ElementsAre(1, 2, 3));
@@ -257,20 +253,18 @@ TEST_F(AlignedDataTest, BatchesHaveThePiecesWhoseTokensHaveAPredecessorInBothTex
 
 TEST_F(AlignedDataTest, ALongDocumentIsCutWhereBothHaveABoundary) {
   const std::string path = shard({{{3, 2, 3, 2, 0}, {3, 2, 1, 0, 2}}, {{0, 1}, {2, 1}}});
-  const auto shards = open_shards(path);
-  ASSERT_TRUE(shards.ok()) << shards.status();
+  const auto shards = open_shards(path).value();
   const auto fits = [&](int64_t seq_len, int64_t teacher_seq_len) {
-    const TextLengths found = fit_texts(shards->front(), 0, seq_len, teacher_seq_len, alignment_.get());
+    const TextLengths found = fit_texts(shards.front(), 0, seq_len, teacher_seq_len, alignment_.get());
     return std::tuple(found.tokens, found.teacher_tokens, found.cut);
   };
   EXPECT_EQ(fits(5, 5), std::tuple(5, 5, false));
   EXPECT_EQ(fits(4, 9), std::tuple(4, 4, true));
   EXPECT_EQ(fits(9, 3), std::tuple(3, 3, true));
   EXPECT_EQ(fits(2, 2), std::tuple(0, 0, true)); // the first piece has no target
-  const auto data = Dataset::open(options(path, 3));
-  ASSERT_TRUE(data.ok()) << data.status();
-  EXPECT_EQ((*data)->stats()[0].cut_documents, 1);
-  EXPECT_TRUE((*data)->batch(0, (*data)->num_samples()).ok());
+  const auto data = Dataset::open(options(path, 3)).value();
+  EXPECT_EQ(data->stats()[0].cut_documents, 1);
+  EXPECT_TRUE(data->batch(0, data->num_samples()).ok());
 }
 
 TEST_F(AlignedDataTest, OtherDataAreRefusedWithTheFileAndTheDocument) {

@@ -18,12 +18,10 @@ using Json = nlohmann::json;
 using TokenizerTest = testing::TokenizerFolderTest;
 
 TEST_F(TokenizerTest, TheHashIsTheOneThatTokenizePyComputes) {
-  const auto tokenizer = read_tokenizer(DISTILL_GOLDEN);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const auto shards = open_shards(DISTILL_GOLDEN);
-  ASSERT_TRUE(shards.ok()) << shards.status();
-  EXPECT_EQ(base::hex(tokenizer->hash()), base::hex((*shards)[0].tokenizer_hash()));
-  EXPECT_EQ(tokenizer->vocab_size(), static_cast<int64_t>((*shards)[0].header().vocab_size));
+  const auto tokenizer = read_tokenizer(DISTILL_GOLDEN).value();
+  const auto shards = open_shards(DISTILL_GOLDEN).value();
+  EXPECT_EQ(base::hex(tokenizer.hash()), base::hex(shards[0].tokenizer_hash()));
+  EXPECT_EQ(tokenizer.vocab_size(), static_cast<int64_t>(shards[0].header().vocab_size));
 }
 
 // The value that scripts/token_shards/tokenizer_hash.py gives for the same JSON (its test has it too).
@@ -54,10 +52,9 @@ TEST_F(TokenizerTest, SpellingDoesNotMatterMeaningDoes) {
 
 TEST_F(TokenizerTest, ReadsAFolderAndCountsAddedTokens) {
   write("tokenizer.json", bpe().dump());
-  const auto tokenizer = read_tokenizer(folder_.string());
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_EQ(tokenizer->vocab_size(), 6);
-  EXPECT_EQ(tokenizer->path, path("tokenizer.json"));
+  const auto tokenizer = read_tokenizer(folder_.string()).value();
+  EXPECT_EQ(tokenizer.vocab_size(), 6);
+  EXPECT_EQ(tokenizer.path, path("tokenizer.json"));
 }
 
 TEST_F(TokenizerTest, TokensOfTheFilesBesideItAreAdded) {

@@ -68,10 +68,9 @@ class TrainerTest : public data::testing::FolderTest {
 };
 
 TEST_F(TrainerTest, ARunLeavesEveryStepEvaluationCheckpointAndTheModel) {
-  const auto result = run();
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->steps, 4);
-  EXPECT_FALSE(result->stopped_by_signal);
+  const auto result = run().value();
+  EXPECT_EQ(result.steps, 4);
+  EXPECT_FALSE(result.stopped_by_signal);
   std::vector<int64_t> steps, evaluations;
   for (const auto& record : records()) {
     (record.contains("eval") ? evaluations : steps).push_back(record["step"]);
@@ -89,9 +88,8 @@ TEST_F(TrainerTest, TwoHalvesAreTheWhole) {
   config_.run.dir = path("half");
   config_.scheduler.type = config::Config{}.scheduler.type;
   ASSERT_TRUE(run({.last_step = 2}).ok());
-  const auto result = run({.mode = StartMode::kResume});
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->steps, 4);
+  const auto result = run({.mode = StartMode::kResume}).value();
+  EXPECT_EQ(result.steps, 4);
   fs::rename(path("run"), path("whole"));
   fs::rename(path("half"), path("run"));
   const auto halves = records();
@@ -119,8 +117,7 @@ TEST_F(TrainerTest, ALaterStageBringsDataThatDidNotExistWhenTheRunBegan) {
   fs::copy(path("run"), path("whole"), fs::copy_options::recursive);
   for (const int64_t last_step : {6, 0}) {
     const StartOptions start{.mode = StartMode::kResume, .other_data_allowed = last_step > 0, .last_step = last_step};
-    const auto half = run(start);
-    ASSERT_TRUE(half.ok()) << half.status();
+    const auto half = run(start).value();
   }
   const auto halves = records();
   const auto weights = checkpoint::read_index(path("run/checkpoints/step-8"))->files[0].block_sums;
@@ -132,10 +129,9 @@ TEST_F(TrainerTest, ALaterStageBringsDataThatDidNotExistWhenTheRunBegan) {
   for (size_t i = 0; i < whole.size(); ++i) {
     EXPECT_EQ(whole[i].value("loss", 0.0), halves[i].value("loss", 0.0)) << i;
   }
-  const auto index = checkpoint::read_index(path("run/checkpoints/step-8"));
-  ASSERT_TRUE(index.ok()) << index.status();
-  EXPECT_EQ(index->files[0].block_sums, weights);
-  const std::vector<checkpoint::DataStage>& stages = index->state.data_stages;
+  const auto index = checkpoint::read_index(path("run/checkpoints/step-8")).value();
+  EXPECT_EQ(index.files[0].block_sums, weights);
+  const std::vector<checkpoint::DataStage>& stages = index.state.data_stages;
   ASSERT_EQ(stages.size(), 2U);
   EXPECT_EQ(stages[1].step, 4);
   EXPECT_EQ(stages[1].first_sample, 16);
@@ -162,10 +158,9 @@ TEST_F(TrainerTest, EvaluatingTheTrainingBatchGivesTheTrainingLoss) {
 
 TEST_F(TrainerTest, ASignalSavesTheStateAndEndsTheRun) {
   std::raise(SIGTERM);
-  const auto result = run();
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_TRUE(result->stopped_by_signal);
-  EXPECT_EQ(result->steps, 0);
+  const auto result = run().value();
+  EXPECT_TRUE(result.stopped_by_signal);
+  EXPECT_EQ(result.steps, 0);
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-0")));
   EXPECT_FALSE(fs::exists(path("run/model")));
 }

@@ -55,16 +55,14 @@ class FileSizeLimit {
 
 TEST_F(DurableFileTest, CreateEmptiesAndAppendGoesOn) {
   for (const std::string text : {"first", "second"}) {
-    auto file = DurableFile::create(path("a"));
-    ASSERT_TRUE(file.ok()) << file.status();
-    EXPECT_TRUE(file->write(text).ok());
-    EXPECT_TRUE(file->close().ok());
+    auto file = DurableFile::create(path("a")).value();
+    EXPECT_TRUE(file.write(text).ok());
+    EXPECT_TRUE(file.close().ok());
     EXPECT_EQ(content(path("a")), text);
   }
-  auto file = DurableFile::append_to(path("a"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_TRUE(file->write(" and third").ok());
-  EXPECT_TRUE(file->sync().ok());
+  auto file = DurableFile::append_to(path("a")).value();
+  EXPECT_TRUE(file.write(" and third").ok());
+  EXPECT_TRUE(file.sync().ok());
   EXPECT_EQ(content(path("a")), "second and third");
 }
 

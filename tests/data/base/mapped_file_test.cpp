@@ -28,9 +28,8 @@ std::string repeated(size_t size) {
 
 TEST(MappedFile, HoldsTheFilesBytesAlsoAfterAMove) {
   const std::string text = repeated(10000);
-  auto file = MappedFile::open(file_of(text));
-  ASSERT_TRUE(file.ok()) << file.status();
-  MappedFile moved = *std::move(file);
+  auto file = MappedFile::open(file_of(text)).value();
+  MappedFile moved = std::move(file);
   EXPECT_EQ(moved.text(), text);
   MappedFile assigned = *MappedFile::open(file_of("", "mapped_file_test_other"));
   assigned = std::move(moved);
@@ -38,20 +37,18 @@ TEST(MappedFile, HoldsTheFilesBytesAlsoAfterAMove) {
 }
 
 TEST(MappedFile, AnEmptyFileHasNoBytes) {
-  const auto file = MappedFile::open(file_of(""));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(file->size(), 0);
-  EXPECT_TRUE(file->text().empty());
+  const auto file = MappedFile::open(file_of("")).value();
+  EXPECT_EQ(file.size(), 0);
+  EXPECT_TRUE(file.text().empty());
 }
 
 TEST(MappedFile, ReleasedAndAdvisedBytesCanBeReadAgain) {
   const std::string text = repeated(5 * static_cast<size_t>(::sysconf(_SC_PAGESIZE)) + 7);
-  const auto file = MappedFile::open(file_of(text));
-  ASSERT_TRUE(file.ok()) << file.status();
+  const auto file = MappedFile::open(file_of(text)).value();
   for (const Access access : {Access::kSequential, Access::kRandom, Access::kNormal}) {
-    file->advise(3, text.size() + 100, access);
-    file->release(1, text.size());
-    EXPECT_EQ(file->text(), text);
+    file.advise(3, text.size() + 100, access);
+    file.release(1, text.size());
+    EXPECT_EQ(file.text(), text);
   }
 }
 

@@ -28,11 +28,10 @@ TEST_P(CheckpointTest, RoundTripIsBitForBit) {
   at::manual_seed(99);
   const std::string folder = save(saved, 7);
   const at::Tensor expected = at::rand({4});
-  const auto resumed = load(folder, other);
-  ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_EQ(resumed->state, state_);
-  EXPECT_EQ(resumed->info.identity, info_.identity);
-  EXPECT_EQ(resumed->info.config, info_.config);
+  const auto resumed = load(folder, other).value();
+  EXPECT_EQ(resumed.state, state_);
+  EXPECT_EQ(resumed.info.identity, info_.identity);
+  EXPECT_EQ(resumed.info.config, info_.config);
   EXPECT_TRUE(saved.same_as(other));
   EXPECT_TRUE(at::equal(at::rand({4}), expected)) << "the random generator goes on where it was";
 }
@@ -47,9 +46,8 @@ TEST_P(CheckpointTest, WhatIsSavedIsTheStateAtTheBegin) {
     run.model.unit(i).master.fill_(0); // the next steps
     run.optimizer.moments(i).exp_avg.fill_(0);
   }
-  const auto saved = *writer.finish();
-  ASSERT_TRUE(saved.ok()) << saved.status();
-  ASSERT_TRUE(load(saved->folder, resumed).ok());
+  const auto saved = writer.finish()->value();
+  ASSERT_TRUE(load(saved.folder, resumed).ok());
   EXPECT_TRUE(resumed.same_as(as_it_was));
 }
 
@@ -98,9 +96,8 @@ TEST_P(CheckpointTest, TheDataIsComparedAsOfTheStageItWasSavedIn) {
   at_stage.data_in = [&](const DataStage& stage) {
     return DataIdentity{stage == state_.data_stages.back() ? "a data set" : "data of another stage"};
   };
-  const auto resumed = resume_from(folder, at_stage, run.model, run.optimizer, mesh_);
-  ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_EQ(resumed->state.data_stages, state_.data_stages);
+  const auto resumed = resume_from(folder, at_stage, run.model, run.optimizer, mesh_).value();
+  EXPECT_EQ(resumed.state.data_stages, state_.data_stages);
 }
 
 // It has no stages: the length and packing are those of its configuration.
@@ -108,18 +105,16 @@ TEST_P(CheckpointTest, TheFormatBeforeIsReadWithTheStageOfItsConfiguration) {
   TrainedModel run(1);
   info_.config = "data: {seq_len: 48, packing: concat}\na_section_of_old: {}\n";
   const std::string folder = save(run, 7);
-  auto index = read_index(folder);
-  ASSERT_TRUE(index.ok()) << index.status();
-  index->version = kOldestVersion;
-  const std::string text = to_json(*index);
+  auto index = read_index(folder).value();
+  index.version = kOldestVersion;
+  const std::string text = to_json(index);
   std::ofstream(fs::path(folder) / kIndexFile) << text;
   std::ofstream(fs::path(folder) / kMarkerFile)
       << "distill-checkpoint 2 index.json xxh3 " << base::checksum_text(base::checksum(text.data(), text.size()))
       << "\n";
-  const auto resumed = load(folder, run);
-  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  const auto resumed = load(folder, run).value();
   EXPECT_EQ(
-      resumed->state.data_stages, (std::vector<DataStage>{{0, 0, 48, data::PackingMode::kConcat, 0, {"a data set"}}}));
+      resumed.state.data_stages, (std::vector<DataStage>{{0, 0, 48, data::PackingMode::kConcat, 0, {"a data set"}}}));
 }
 
 TEST_P(CheckpointTest, AnotherRunIsRefusedWithBothValuesOfEverythingThatDiffers) {
@@ -148,9 +143,8 @@ TEST_P(CheckpointTest, ARunThatMayGoOnWithOtherDataIsNotRefusedForThem) {
   other.data_in = [](const DataStage&) { return DataIdentity{"data B"}; };
   EXPECT_FALSE(resume_from(folder, other, run.model, run.optimizer, mesh_).ok());
   other.other_data_allowed = [](const TrainState&) { return true; };
-  const auto resumed = resume_from(folder, other, run.model, run.optimizer, mesh_);
-  ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_EQ(resumed->state.data_stages, state_.data_stages);
+  const auto resumed = resume_from(folder, other, run.model, run.optimizer, mesh_).value();
+  EXPECT_EQ(resumed.state.data_stages, state_.data_stages);
   other.identity.tokenizer = "tokenizer B";
   EXPECT_FALSE(resume_from(folder, other, run.model, run.optimizer, mesh_).ok());
 }

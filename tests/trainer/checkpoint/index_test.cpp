@@ -33,44 +33,40 @@ Index sample_index() {
 
 TEST(IndexTest, RoundTrip) {
   const Index index = sample_index();
-  const auto read = parse_index(to_json(index), "index.json");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->state, index.state);
-  EXPECT_EQ(read->info.identity, index.info.identity);
-  EXPECT_EQ(read->info.config, index.info.config);
-  EXPECT_EQ(read->info.student_folder, index.info.student_folder);
-  EXPECT_EQ(read->info.model_files, index.info.model_files);
-  EXPECT_EQ(read->units, index.units);
-  EXPECT_EQ(read->replicate, 3);
-  ASSERT_EQ(read->files.size(), 2);
-  EXPECT_EQ(read->files[1].ranges, index.files[1].ranges);
-  EXPECT_EQ(read->files[1].block_sums, index.files[1].block_sums);
+  const auto read = parse_index(to_json(index), "index.json").value();
+  EXPECT_EQ(read.state, index.state);
+  EXPECT_EQ(read.info.identity, index.info.identity);
+  EXPECT_EQ(read.info.config, index.info.config);
+  EXPECT_EQ(read.info.student_folder, index.info.student_folder);
+  EXPECT_EQ(read.info.model_files, index.info.model_files);
+  EXPECT_EQ(read.units, index.units);
+  EXPECT_EQ(read.replicate, 3);
+  ASSERT_EQ(read.files.size(), 2);
+  EXPECT_EQ(read.files[1].ranges, index.files[1].ranges);
+  EXPECT_EQ(read.files[1].block_sums, index.files[1].block_sums);
 }
 
 TEST(IndexTest, ARoundOfOnPolicyDataIsPartOfTheState) {
   Index index = sample_index();
   index.state.train_samples = 60;
   index.state.round = {2, 8, 6, 4, 48, 24, "sha256 ab", 5};
-  const auto read = parse_index(to_json(index), "index.json");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->state, index.state);
+  const auto read = parse_index(to_json(index), "index.json").value();
+  EXPECT_EQ(read.state, index.state);
   nlohmann::json json = nlohmann::json::parse(to_json(index));
   json["round"]["steps"] = -1;
   EXPECT_THAT(std::string(parse_index(json.dump(), "index.json").status().message()), HasSubstr("round.steps"));
   json.erase("round");
   json.erase("train_samples"); // as programs without on-policy data write it
-  const auto older = parse_index(json.dump(), "index.json");
-  ASSERT_TRUE(older.ok()) << older.status();
-  EXPECT_EQ(older->state.train_samples, 96);
-  EXPECT_FALSE(older->state.round.begun());
+  const auto older = parse_index(json.dump(), "index.json").value();
+  EXPECT_EQ(older.state.train_samples, 96);
+  EXPECT_FALSE(older.state.round.begun());
 }
 
 TEST(IndexTest, OlderOnesDoNotSayHowLargeTheDataWere) {
   nlohmann::json json = nlohmann::json::parse(to_json(sample_index()));
   json.erase("data_sets");
-  const auto read = parse_index(json.dump(), "index.json");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->state.data_stages.back().data, DataIdentity{"d"});
+  const auto read = parse_index(json.dump(), "index.json").value();
+  EXPECT_EQ(read.state.data_stages.back().data, DataIdentity{"d"});
   json["data_sets"] = {{{"path", "a"}, {"documents", -1}, {"tokens", 5}}};
   EXPECT_THAT(
       std::string(parse_index(json.dump(), "index.json").status().message()), HasSubstr("data_sets[0].documents"));
@@ -85,9 +81,8 @@ TEST(IndexTest, AStageOfOtherDataKeepsItsIdentity) {
     EXPECT_FALSE(stage.contains("data") || stage.contains("data_sets")) << stage;
   }
   index.state.data_stages[0].data = {"others", {{"data/c", 7, 70}}};
-  const auto read = parse_index(to_json(index), "index.json");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->state, index.state);
+  const auto read = parse_index(to_json(index), "index.json").value();
+  EXPECT_EQ(read.state, index.state);
   EXPECT_EQ(nlohmann::json::parse(to_json(index))["data"], "d");
 }
 
@@ -155,11 +150,10 @@ TEST(IndexTest, TheVersionBeforeIsRead) {
   Index index = sample_index();
   index.version = 2;
   index.info.config = "data: {seq_len: 48, packing: concat}\n";
-  const auto read = parse_index(to_json(index), "index.json");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->version, 2);
+  const auto read = parse_index(to_json(index), "index.json").value();
+  EXPECT_EQ(read.version, 2);
   index.state.data_stages = {{0, 0, 48, data::PackingMode::kConcat, 0, index.state.data_stages.back().data}};
-  EXPECT_EQ(read->state, index.state);
+  EXPECT_EQ(read.state, index.state);
 }
 
 TEST(IndexTest, AnIndexWithoutTheNumberOfEmptyStepsIsRead) {
@@ -167,9 +161,8 @@ TEST(IndexTest, AnIndexWithoutTheNumberOfEmptyStepsIsRead) {
   const std::string line = " \"empty_steps\": 2,\n";
   ASSERT_NE(text.find(line), std::string::npos);
   text.replace(text.find(line), line.size(), "");
-  const auto read = parse_index(text, "index.json");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->state.empty_steps, 0);
+  const auto read = parse_index(text, "index.json").value();
+  EXPECT_EQ(read.state.empty_steps, 0);
 }
 
 TEST(IndexTest, EveryTruncationIsAnErrorThatNamesTheFile) {

@@ -48,14 +48,12 @@ data::Batch with_own_text(data::Batch batch, int64_t length) {
 TEST(FindExceptions, SingleProductsAreMeasuredWhereThereAreTargets) {
   const Teacher teacher;
   std::vector<data::Batch> batches = tiny_batches();
-  const auto all = teacher.search(batches, {.mean_kl = 100});
-  ASSERT_TRUE(all.ok()) << all.status();
+  const auto all = teacher.search(batches, {.mean_kl = 100}).value();
   batches[0].targets_BS = at::full_like(batches[0].targets_BS, -100);
   batches[0].valid_tokens = 0;
-  const auto found = teacher.search(batches, {.mean_kl = all->before.mean_kl / 4});
-  ASSERT_TRUE(found.ok()) << found.status();
-  ASSERT_EQ(found->effects.size(), kBlocks * 4);
-  for (const ProductError& effect : found->effects) {
+  const auto found = teacher.search(batches, {.mean_kl = all.before.mean_kl / 4}).value();
+  ASSERT_EQ(found.effects.size(), kBlocks * 4);
+  for (const ProductError& effect : found.effects) {
     EXPECT_GT(effect.mean_kl, 0) << effect.product.block;
   }
 }

@@ -90,9 +90,8 @@ TEST_F(WeightsTest, AHeadOfOtherValuesUntiesTheModel) {
     return table;
   });
   EXPECT_THAT(note, AllOf(HasSubstr("untied"), HasSubstr("lm_head.weight"), HasSubstr("tie_word_embeddings: true")));
-  const auto weights = open_weights(path("m"), config_);
-  ASSERT_TRUE(weights.ok()) << weights.status();
-  const at::Tensor head = load(**weights, layouts_.back()), embedding = load(**weights, layouts_.front());
+  const auto weights = open_weights(path("m"), config_).value();
+  const at::Tensor head = load(*weights, layouts_.back()), embedding = load(*weights, layouts_.front());
   const at::Tensor table = layouts_.front().view(embedding, "embedding");
   EXPECT_EQ((layouts_.back().view(head, "lm_head") != table).sum().item<int64_t>(), 1);
 
@@ -137,9 +136,8 @@ TEST_F(WeightsTest, HarmlessExtrasAreNoted) {
   const auto before = open_weights(path("m"), config_);
   const at::Tensor expected = load(**before, layouts_[0]);
   edit_tensors("m", [](auto& tensors) { tensors.erase("model.embed_tokens.weight"); });
-  const auto after = open_weights(path("m"), config_);
-  ASSERT_TRUE(after.ok()) << after.status();
-  EXPECT_TRUE(at::equal(load(**after, layouts_[0]), expected));
+  const auto after = open_weights(path("m"), config_).value();
+  EXPECT_TRUE(at::equal(load(*after, layouts_[0]), expected));
 }
 
 TEST_F(WeightsTest, AFolderWithoutWeightsSaysWhatWasLookedFor) {
@@ -250,16 +248,14 @@ TEST_F(WeightsTest, AnIndexIsNotTrusted) {
 
 TEST_F(WeightsTest, DescribeTellsWhatStandsInTheFolder) {
   ASSERT_TRUE(save("m", fp32()).ok());
-  const auto text = describe_model(path("m"));
-  ASSERT_TRUE(text.ok()) << text.status();
+  const auto text = describe_model(path("m")).value();
   EXPECT_THAT(
-      *text,
+      text,
       AllOf(
           HasSubstr("qwen2, 2 layers"), HasSubstr("qkv bias"), HasSubstr("model.embed_tokens.weight"),
           HasSubstr("[29, 16]"), HasSubstr("F32"), HasSubstr("tokenizer.json"), HasSubstr("parameters")));
-  const auto bare = describe_model(path("src"));
-  ASSERT_TRUE(bare.ok()) << bare.status();
-  EXPECT_THAT(*bare, HasSubstr("no weights"));
+  const auto bare = describe_model(path("src")).value();
+  EXPECT_THAT(bare, HasSubstr("no weights"));
   edit_tensors("m", [](auto& tensors) { tensors.erase("model.norm.weight"); });
   EXPECT_FALSE(describe_model(path("m")).ok());
 }

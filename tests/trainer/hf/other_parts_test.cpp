@@ -24,10 +24,9 @@ class OtherPartsTest : public WeightsTest {
     write("multi/tokenizer.json", "{\"tokenizer\": 1}");
     write("multi/processor_config.json", "{\"image\": 1}");
     write("multi/params.json", "{\"another format\": 1}");
-    auto contents = read_safetensors(path("text/model.safetensors"));
-    ASSERT_TRUE(contents.ok()) << contents.status();
+    auto contents = read_safetensors(path("text/model.safetensors")).value();
     std::map<std::string, at::Tensor> tensors = others();
-    for (const auto& [name, values] : contents->tensors) {
+    for (const auto& [name, values] : contents.tensors) {
       tensors[TextNames{decoder, head}.stored(name)] = values;
     }
     ASSERT_TRUE(write_safetensors(path("multi/model.safetensors"), tensors).ok());
@@ -71,15 +70,13 @@ const std::pair<const char*, const char*> kSpellings[] = {
 TEST_F(OtherPartsTest, TheTextModelIsReadUnderEachPrefix) {
   for (const auto& [decoder, head] : kSpellings) {
     make_multimodal(decoder, head);
-    const auto config = read_model_config(path("multi"));
-    ASSERT_TRUE(config.ok()) << config.status();
-    EXPECT_EQ(config->model_type, "qwen2");
+    const auto config = read_model_config(path("multi")).value();
+    EXPECT_EQ(config.model_type, "qwen2");
     Notes notes;
-    const auto weights = open_weights(path("multi"), *config, &notes);
-    ASSERT_TRUE(weights.ok()) << weights.status();
+    const auto weights = open_weights(path("multi"), config, &notes).value();
     const auto text = open_weights(path("text"), config_);
     for (const models::UnitLayout& unit : layouts_) {
-      EXPECT_TRUE(at::equal(load(**weights, unit), load(**text, unit))) << unit.name;
+      EXPECT_TRUE(at::equal(load(*weights, unit), load(**text, unit))) << unit.name;
     }
     ASSERT_GE(notes.size(), 1U);
     EXPECT_THAT(notes.back().text, AllOf(HasSubstr("saved models keep"), HasSubstr("vision_tower.layers.0.norm")));
@@ -113,10 +110,9 @@ TEST_F(OtherPartsTest, ASavedModelKeepsTheOtherPartsAndTheNamesOfTheFolder) {
         EXPECT_EQ(found.sizes(), values.sizes()) << name;
         EXPECT_TRUE(at::equal(found.view(at::kByte), values.view(at::kByte))) << name;
       }
-      const auto config = read_model_config(path("out"));
-      ASSERT_TRUE(config.ok()) << config.status();
-      EXPECT_EQ(config->dtype, "float16");
-      EXPECT_TRUE(open_weights(path("out"), *config).ok());
+      const auto config = read_model_config(path("out")).value();
+      EXPECT_EQ(config.dtype, "float16");
+      EXPECT_TRUE(open_weights(path("out"), config).ok());
       EXPECT_EQ(read("out/processor_config.json"), "{\"image\": 1}");
       EXPECT_FALSE(std::filesystem::exists(path("out/params.json"))) << "it describes other weights";
     }
@@ -152,9 +148,8 @@ TEST_F(OtherPartsTest, WithoutWeightsTheTextModelIsSavedAlone) {
   EXPECT_THAT(notes.back().text, HasSubstr("a folder of the text model alone"));
   EXPECT_TRUE(saved(fp32()).contains("model.embed_tokens.weight"));
   EXPECT_EQ(Json::parse(read("out/config.json"))["model_type"], "qwen2");
-  const auto config = read_model_config(path("out"));
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_TRUE(open_weights(path("out"), *config).ok());
+  const auto config = read_model_config(path("out")).value();
+  EXPECT_TRUE(open_weights(path("out"), config).ok());
 }
 
 TEST_F(OtherPartsTest, AFolderWithoutTextOrWithTwoTextModelsIsAnError) {

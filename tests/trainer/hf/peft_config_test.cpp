@@ -59,9 +59,8 @@ TEST(PeftConfig, TargetsAreNamesOrAnExpressionOrAllLinear) {
 }
 
 TEST(PeftConfig, ModulesKnowTheirRowsOfTheFusedProduct) {
-  const auto adapter = resolved(config_text("", R"(["v_proj", "up_proj"])"), model_of());
-  ASSERT_TRUE(adapter.ok());
-  const models::AdaptedModule &v = adapter->modules[0], &up = adapter->modules[1];
+  const auto adapter = resolved(config_text("", R"(["v_proj", "up_proj"])"), model_of()).value();
+  const models::AdaptedModule &v = adapter.modules[0], &up = adapter.modules[1];
   EXPECT_EQ(v.product, "qkv");
   EXPECT_EQ(v.first_row, 16 + 8);
   EXPECT_EQ(v.rows, 8);
@@ -76,24 +75,25 @@ TEST(PeftConfig, ModulesKnowTheirRowsOfTheFusedProduct) {
 }
 
 TEST(PeftConfig, PatternsGiveRanksAndAlphas) {
-  const auto adapter = resolved(
-      config_text(
-          R"("rank_pattern": {"0.self_attn.q_proj": 2, "^model.layers.1.*q_proj": 4}, "alpha_pattern": {"q_proj": 3})"),
-      model_of());
-  ASSERT_TRUE(adapter.ok()) << adapter.status();
-  EXPECT_EQ(adapter->modules[0].rank, 2);
-  EXPECT_DOUBLE_EQ(adapter->modules[0].scale, 3.0 / 2);
-  EXPECT_EQ(adapter->modules[1].rank, 4);
-  EXPECT_EQ(adapter->modules[2].rank, 8);
+  const auto adapter =
+      resolved(
+          config_text(
+              R"("rank_pattern": {"0.self_attn.q_proj": 2, "^model.layers.1.*q_proj": 4}, "alpha_pattern": {"q_proj": 3})"),
+          model_of())
+          .value();
+  EXPECT_EQ(adapter.modules[0].rank, 2);
+  EXPECT_DOUBLE_EQ(adapter.modules[0].scale, 3.0 / 2);
+  EXPECT_EQ(adapter.modules[1].rank, 4);
+  EXPECT_EQ(adapter.modules[2].rank, 8);
   const auto rslora = resolved(config_text(R"("use_rslora": true)"), model_of());
   EXPECT_DOUBLE_EQ(rslora->modules[0].scale, 16 / std::sqrt(8.0));
 }
 
 TEST(PeftConfig, ModulesToSaveAreTrainedWhole) {
-  const auto adapter = resolved(config_text(R"("modules_to_save": ["lm_head", "input_layernorm"])"), model_of());
-  ASSERT_TRUE(adapter.ok()) << adapter.status();
+  const auto adapter =
+      resolved(config_text(R"("modules_to_save": ["lm_head", "input_layernorm"])"), model_of()).value();
   EXPECT_THAT(
-      adapter->whole,
+      adapter.whole,
       ElementsAre(
           "model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight",
           "model.layers.2.input_layernorm.weight", "lm_head.weight"));
@@ -157,40 +157,38 @@ TEST(PeftConfig, ExpertsAreParameters) {
   for (const bool stacked : {false, true}) {
     models::ModelConfig model = experts_model();
     model.kinds[0].mlp.experts->stacked_tensors = stacked;
-    const auto both = resolved(config_text(kExperts, "[]"), model, /*each=*/true);
-    ASSERT_TRUE(both.ok()) << both.status();
-    EXPECT_THAT(names_of(*both), ElementsAre("0.mlp.experts.gate_up_proj", "0.mlp.experts.down_proj"));
-    const models::AdaptedModule &gate_up = both->modules[0], &down = both->modules[1];
+    const auto both = resolved(config_text(kExperts, "[]"), model, /*each=*/true).value();
+    EXPECT_THAT(names_of(both), ElementsAre("0.mlp.experts.gate_up_proj", "0.mlp.experts.down_proj"));
+    const models::AdaptedModule &gate_up = both.modules[0], &down = both.modules[1];
     EXPECT_EQ(gate_up.stored_name(), "model.layers.0.mlp.experts.base_layer");
     EXPECT_EQ(down.stored_name(), "model.layers.0.mlp.experts");
     EXPECT_EQ(gate_up.product, "gate_up");
     EXPECT_EQ(gate_up.rows, 2 * 24);
     EXPECT_EQ(down.rows, 16);
     EXPECT_EQ(down.rank, 8);
-    const auto one = resolved(
-        config_text(R"("target_parameters": ["gate_up_proj"], "rank_pattern": {"experts.gate_up_proj": 3})"), model);
-    ASSERT_TRUE(one.ok()) << one.status();
-    EXPECT_THAT(names_of(*one), ElementsAre("0.self_attn.q_proj", "0.mlp.experts.gate_up_proj"));
-    EXPECT_EQ(one->modules[1].stored_name(), "model.layers.0.mlp.experts");
-    EXPECT_EQ(one->modules[1].rank, 3);
-    const auto router = resolved(config_text(R"("target_parameters": ["mlp.gate.weight"])", "[]"), model);
-    ASSERT_TRUE(router.ok()) << router.status();
-    EXPECT_EQ(router->modules[0].stored_name(), "model.layers.0.mlp.gate");
-    EXPECT_EQ(router->modules[0].product, "router");
+    const auto one =
+        resolved(
+            config_text(R"("target_parameters": ["gate_up_proj"], "rank_pattern": {"experts.gate_up_proj": 3})"), model)
+            .value();
+    EXPECT_THAT(names_of(one), ElementsAre("0.self_attn.q_proj", "0.mlp.experts.gate_up_proj"));
+    EXPECT_EQ(one.modules[1].stored_name(), "model.layers.0.mlp.experts");
+    EXPECT_EQ(one.modules[1].rank, 3);
+    const auto router = resolved(config_text(R"("target_parameters": ["mlp.gate.weight"])", "[]"), model).value();
+    EXPECT_EQ(router.modules[0].stored_name(), "model.layers.0.mlp.gate");
+    EXPECT_EQ(router.modules[0].product, "router");
   }
 }
 
 // peft/utils/transformers_weight_conversion.py
 TEST(PeftConfig, OlderNamesOfExpertsMeanTheirParameters) {
   const std::string names = R"(["q_proj", "gate_proj", "up_proj", "down_proj"])";
-  const auto named = resolved(config_text("", names), experts_model(), /*each=*/true);
-  ASSERT_TRUE(named.ok()) << named.status();
+  const auto named = resolved(config_text("", names), experts_model(), /*each=*/true).value();
   EXPECT_THAT(
-      names_of(*named), ElementsAre("0.self_attn.q_proj", "0.mlp.experts.gate_up_proj", "0.mlp.experts.down_proj"));
-  EXPECT_EQ(named->modules[1].rank, 16); // of gate_proj and of up_proj
-  EXPECT_DOUBLE_EQ(named->modules[1].scale, 2);
-  EXPECT_EQ(named->modules[2].rank, 8);
-  EXPECT_DOUBLE_EQ(named->modules[2].scale, 2);
+      names_of(named), ElementsAre("0.self_attn.q_proj", "0.mlp.experts.gate_up_proj", "0.mlp.experts.down_proj"));
+  EXPECT_EQ(named.modules[1].rank, 16); // of gate_proj and of up_proj
+  EXPECT_DOUBLE_EQ(named.modules[1].scale, 2);
+  EXPECT_EQ(named.modules[2].rank, 8);
+  EXPECT_DOUBLE_EQ(named.modules[2].scale, 2);
   const auto rslora = resolved(config_text(R"("use_rslora": true)", names), experts_model());
   EXPECT_NEAR(rslora->modules[1].scale, rslora->modules[2].scale, 1e-12);
   EXPECT_THAT(
@@ -250,29 +248,24 @@ TEST(PeftConfig, WhatIsWrittenReadsBackEqual) {
         "modules_to_save": ["norm"], "layers_to_transform": [0, 1], "lora_dropout": 0.25)",
       R"("all-linear")");
   const auto config = parse_peft_config(text, "a");
-  const auto adapter = resolve_adapter(*config, model, "a", false);
-  ASSERT_TRUE(adapter.ok()) << adapter.status();
-  const std::string written = peft_config_text(*config, *adapter);
+  const auto adapter = resolve_adapter(*config, model, "a", false).value();
+  const std::string written = peft_config_text(*config, adapter);
   EXPECT_THAT(written, ::testing::Not(HasSubstr("all-linear")));
-  const auto again = resolved(written, model);
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(*again, *adapter);
+  const auto again = resolved(written, model).value();
+  EXPECT_EQ(again, adapter);
 }
 
 TEST(PeftConfig, ExpertsThatAreWrittenReadBackEqual) {
   const models::ModelConfig model = experts_model();
   for (const auto& [more, targets] :
        {std::pair{"", R"("all-linear")"}, {kExperts, "[]"}, {"", R"(["gate", "o_proj"])"}}) {
-    const auto config = with_expert_parameters(*parse_peft_config(config_text(more, targets), "a"), model);
-    ASSERT_TRUE(config.ok()) << config.status();
-    const auto adapter = resolve_adapter(*config, model, "a", false);
-    ASSERT_TRUE(adapter.ok()) << adapter.status();
-    const std::string written = peft_config_text(*config, *adapter);
+    const auto config = with_expert_parameters(*parse_peft_config(config_text(more, targets), "a"), model).value();
+    const auto adapter = resolve_adapter(config, model, "a", false).value();
+    const std::string written = peft_config_text(config, adapter);
     EXPECT_THAT(written, HasSubstr("target_parameters"));
     EXPECT_THAT(written, ::testing::Not(HasSubstr("\"target_modules\": null"))); // for which peft takes the family's
-    const auto again = resolved(written, model, /*each=*/true);
-    ASSERT_TRUE(again.ok()) << again.status();
-    EXPECT_EQ(*again, *adapter);
+    const auto again = resolved(written, model, /*each=*/true).value();
+    EXPECT_EQ(again, adapter);
   }
 }
 

@@ -4,14 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "trainer/hf/config_json.h"
+#include "tests/trainer/hf/config_cases.h"
 #include "trainer/models/layout.h"
 
 namespace distill::hf {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Qwen3.5-9B's text_config.
@@ -32,32 +31,30 @@ absl::StatusOr<models::ModelConfig> parse(const std::string& overrides) {
 }
 
 TEST(Qwen35Test, ReadsTheTextModel) {
-  const auto config = parse("{}");
-  ASSERT_TRUE(config.ok()) << config.status();
-  ASSERT_EQ(config->kinds.size(), 2U);
-  EXPECT_EQ(config->count_of(0), 24);
-  const models::LayerKind &linear = config->layer(0), &full = config->layer(3);
+  const auto config = parse("{}").value();
+  ASSERT_EQ(config.kinds.size(), 2U);
+  EXPECT_EQ(config.count_of(0), 24);
+  const models::LayerKind &linear = config.layer(0), &full = config.layer(3);
   ASSERT_TRUE(linear.delta && !full.delta);
   EXPECT_EQ(*linear.delta, (models::DeltaSpec{.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128}));
   EXPECT_TRUE(full.attention.output_gate);
   EXPECT_EQ(full.attention.qkv_width(), (2 * 16 + 2 * 4) * 256);
   ASSERT_TRUE(full.attention.qk_norm);
   EXPECT_EQ(full.attention.qk_norm->offset, 1);
-  EXPECT_EQ(config->final_norm_offset, 1);
-  for (const models::LayerKind& kind : config->kinds) {
+  EXPECT_EQ(config.final_norm_offset, 1);
+  for (const models::LayerKind& kind : config.kinds) {
     EXPECT_EQ(kind.attention_norms.before->offset, 1);
     EXPECT_EQ(kind.mlp_norms.before->offset, 1);
   }
-  ASSERT_EQ(config->ropes.size(), 1U);
-  EXPECT_EQ(config->ropes[0].dim, 64);
-  EXPECT_EQ(config->ropes[0].theta, 1e7);
-  EXPECT_EQ(models::parameter_count(models::unit_layouts(*config)), 8953803264);
+  ASSERT_EQ(config.ropes.size(), 1U);
+  EXPECT_EQ(config.ropes[0].dim, 64);
+  EXPECT_EQ(config.ropes[0].theta, 1e7);
+  EXPECT_EQ(models::parameter_count(models::unit_layouts(config)), 8953803264);
 }
 
 TEST(Qwen35Test, TheLayoutNamesTheTensorsOfAFolder) {
-  const auto config = parse("{}");
-  ASSERT_TRUE(config.ok()) << config.status();
-  const models::UnitLayout block = models::block_layout(*config, 1);
+  const auto config = parse("{}").value();
+  const models::UnitLayout block = models::block_layout(config, 1);
   const std::string prefix = "model.layers.1.linear_attn.";
   const auto expect = [&](const char* param, size_t part, const std::string& name, std::vector<int64_t> shape) {
     const models::ParamLayout* found = block.find(param);
@@ -74,14 +71,13 @@ TEST(Qwen35Test, TheLayoutNamesTheTensorsOfAFolder) {
   expect("dt_bias", 0, "dt_bias", {32});
   expect("gate_norm", 0, "norm.weight", {128});
   expect("delta_out", 0, "out_proj.weight", {4096, 4096});
-  const models::BlockProducts products = models::block_products(*config);
+  const models::BlockProducts products = models::block_products(config);
   EXPECT_EQ(products[1], (std::vector<std::string>{"qkvz", "delta_out", "gate_up", "down"}));
   EXPECT_EQ(products[3], (std::vector<std::string>{"qkv", "o", "gate_up", "down"}));
 }
 
 TEST(Qwen35Test, AbsentKeysHaveTheDefaultsOfTransformers) {
-  const auto given = parse("{}");
-  ASSERT_TRUE(given.ok()) << given.status();
+  const auto given = parse("{}").value();
   Json json = Json::parse(kText);
   for (const char* key :
        {"num_key_value_heads", "head_dim", "attn_output_gate", "full_attention_interval", "linear_conv_kernel_dim",
@@ -89,17 +85,16 @@ TEST(Qwen35Test, AbsentKeysHaveTheDefaultsOfTransformers) {
     json.erase(key);
   }
   json["rope_parameters"].erase("partial_rotary_factor");
-  const auto defaults = parse_model_config(json.dump(), "config.json");
-  ASSERT_TRUE(defaults.ok()) << defaults.status();
-  EXPECT_EQ(*defaults, *given);
+  const auto defaults = parse_model_config(json.dump(), "config.json").value();
+  EXPECT_EQ(defaults, given);
 }
 
 TEST(Qwen35Test, LayerTypesMayBeListed) {
   const auto listed = parse(
-      R"({"num_hidden_layers": 3, "full_attention_interval": null,
-          "layer_types": ["full_attention", "linear_attention", "linear_attention"]})");
-  ASSERT_TRUE(listed.ok()) << listed.status();
-  EXPECT_TRUE(!listed->layer(0).delta && listed->layer(1).delta && listed->layer(2).delta);
+                          R"({"num_hidden_layers": 3, "full_attention_interval": null,
+          "layer_types": ["full_attention", "linear_attention", "linear_attention"]})")
+                          .value();
+  EXPECT_TRUE(!listed.layer(0).delta && listed.layer(1).delta && listed.layer(2).delta);
   const auto both = parse(
       R"({"num_hidden_layers": 4, "layer_types": ["linear_attention", "linear_attention", "linear_attention",
           "full_attention"]})");
@@ -107,7 +102,7 @@ TEST(Qwen35Test, LayerTypesMayBeListed) {
 }
 
 TEST(Qwen35Test, WhatCannotBeIsRefused) {
-  const std::vector<std::vector<std::string>> cases{
+  const std::vector<RefusedConfig> cases{
       {R"({"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]})", "layer_types",
        "full_attention_interval"},
       {R"({"num_hidden_layers": 2, "layer_types": ["full_attention"], "full_attention_interval": null})", "layer_types",
@@ -126,17 +121,13 @@ TEST(Qwen35Test, WhatCannotBeIsRefused) {
       {R"({"rope_parameters": {"partial_rotary_factor": 0.005}})", "partial_rotary_factor", "even number"},
       {R"({"rope_parameters": {"mrope_sections": [1]}})", "mrope_sections", "not known"},
   };
-  for (const auto& c : cases) {
-    const auto config = parse(c[0]);
-    ASSERT_FALSE(config.ok()) << c[0];
-    EXPECT_THAT(std::string(config.status().message()), AllOf(HasSubstr(c[1]), HasSubstr(c[2]))) << c[0];
-  }
+  expect_refused(cases, parse);
   const auto other = parse_model_config(
       R"({"model_type": "qwen3", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
           "num_attention_heads": 1, "max_position_embeddings": 8, "rms_norm_eps": 1e-6,
           "layer_types": ["linear_attention"]})",
       "config.json");
-  EXPECT_THAT(std::string(other.status().message()), HasSubstr("full_attention or sliding_attention is expected"));
+  EXPECT_THAT(error_of(other), HasSubstr("full_attention or sliding_attention is expected"));
 }
 
 } // namespace

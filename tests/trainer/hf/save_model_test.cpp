@@ -23,12 +23,11 @@ TEST_F(WeightsTest, ASavedFolderGivesTheSameWeights) {
       ASSERT_TRUE(save("m", options).ok());
       EXPECT_EQ(std::filesystem::exists(path("m/model.safetensors")), max_shard > 3000);
       const auto random = models::random_weights(config_, 11);
-      const auto folder = open_weights(path("m"), config_);
-      ASSERT_TRUE(folder.ok()) << folder.status();
+      const auto folder = open_weights(path("m"), config_).value();
       for (const models::UnitLayout& unit : layouts_) {
         const at::Tensor expected = load(*random, unit).to(dtype).to(at::kFloat);
-        EXPECT_TRUE(at::equal(load(**folder, unit), expected)) << unit.name;
-        EXPECT_TRUE(at::equal(load(**folder, unit, at::kDouble), expected.to(at::kDouble))) << unit.name;
+        EXPECT_TRUE(at::equal(load(*folder, unit), expected)) << unit.name;
+        EXPECT_TRUE(at::equal(load(*folder, unit, at::kDouble), expected.to(at::kDouble))) << unit.name;
       }
     }
   }
@@ -79,10 +78,9 @@ TEST_F(WeightsTest, AFolderThatIsWrittenInPlaceKeepsItsFilesAndIsWholeAtTheEnd) 
   EXPECT_LT(after.st_size, before.st_size);
   EXPECT_FALSE(std::filesystem::exists(path("m/stale.txt")));
   const auto random = models::random_weights(config_, 11);
-  const auto folder = open_weights(path("m"), config_);
-  ASSERT_TRUE(folder.ok()) << folder.status();
+  const auto folder = open_weights(path("m"), config_).value();
   for (const models::UnitLayout& unit : layouts_) {
-    EXPECT_TRUE(at::equal(load(**folder, unit), load(*random, unit).to(at::kBFloat16).to(at::kFloat))) << unit.name;
+    EXPECT_TRUE(at::equal(load(*folder, unit), load(*random, unit).to(at::kBFloat16).to(at::kFloat))) << unit.name;
   }
   EXPECT_TRUE(verify_model_folder(path("m")).ok());
   EXPECT_FALSE(std::filesystem::exists(path("m") + base::kUnfinishedFolder));

@@ -33,10 +33,9 @@ TEST_F(WeightsTest, RandomWeightsDependOnSeedAndNameAlone) {
 
 TEST_F(WeightsTest, RangesEqualTheWhole) {
   ASSERT_TRUE(save("m", fp32()).ok());
-  const auto folder = open_weights(path("m"), config_);
-  ASSERT_TRUE(folder.ok()) << folder.status();
+  const auto folder = open_weights(path("m"), config_).value();
   const auto random = models::random_weights(config_, 11);
-  for (const models::WeightSource* source : {folder->get(), random.get()}) {
+  for (const models::WeightSource* source : {folder.get(), random.get()}) {
     for (const models::UnitLayout& unit : layouts_) {
       const at::Tensor whole = load(*source, unit);
       for (const int64_t shard : {1, 61, 64, 500}) {
@@ -72,12 +71,11 @@ TEST_F(WeightsTest, WeightsThatAreNotFiniteAreNamed) {
     values[kElements - 1] = std::nan("");
     values[kElements / 2] = -std::numeric_limits<double>::infinity();
     ASSERT_TRUE(write_safetensors(path("bad"), {{"w", values}}).ok());
-    const auto file = SafetensorsFile::open(path("bad"));
-    ASSERT_TRUE(file.ok()) << file.status();
+    const auto file = SafetensorsFile::open(path("bad")).value();
     for (const at::ScalarType wanted : {at::kFloat, at::kBFloat16}) {
       NonFinite bad;
       at::Tensor copy = at::empty({kElements - 1}, wanted);
-      file->copy_elements(*file->find("w"), 1, copy, &bad);
+      file.copy_elements(*file.find("w"), 1, copy, &bad);
       EXPECT_EQ(bad.count, 2);
       EXPECT_EQ(bad.first, kElements / 2);
     }
@@ -107,11 +105,10 @@ int64_t resident_file_bytes() {
 TEST_F(WeightsTest, LoadingLeavesNoPagesOfTheFileResident) {
   constexpr int64_t kElements = int64_t{16} << 20;
   ASSERT_TRUE(write_safetensors(path("big"), {{"w", at::ones({kElements})}}).ok());
-  const auto file = SafetensorsFile::open(path("big"));
-  ASSERT_TRUE(file.ok()) << file.status();
+  const auto file = SafetensorsFile::open(path("big")).value();
   const int64_t before = resident_file_bytes();
   at::Tensor copy = at::empty({kElements}, at::kBFloat16);
-  file->copy_elements(*file->find("w"), 0, copy);
+  file.copy_elements(*file.find("w"), 0, copy);
   EXPECT_LT(resident_file_bytes() - before, int64_t{20} << 20) << "of a file of 64 MiB";
   EXPECT_EQ(copy.sum().item<float>(), static_cast<float>(kElements));
 }

@@ -99,17 +99,17 @@ class JudgedFileTest : public data::testing::FolderTest {
 TEST_F(JudgedFileTest, HasTheTokensOfTheShardWithTheirNumbers) {
   const data::Shard own = shard();
   const auto json =
-      judged_json({completion(1, 2, 1), completion(0, 3, 3)}, /*most=*/8, RoundShards({&own}), /*text=*/nullptr);
-  ASSERT_TRUE(json.ok()) << json.status();
-  EXPECT_EQ((*json)["tokens"], 5);
-  const Json& first = (*json)["completions"][0];
+      judged_json({completion(1, 2, 1), completion(0, 3, 3)}, /*most=*/8, RoundShards({&own}), /*text=*/nullptr)
+          .value();
+  EXPECT_EQ(json["tokens"], 5);
+  const Json& first = json["completions"][0];
   EXPECT_EQ(first["document"], 1);
   EXPECT_EQ(first["prompt_ids"], Json({3, 4}));
   EXPECT_EQ(first["ids"], Json({20, 21}));
   EXPECT_EQ(first["agrees"], Json({1.0, 0.0}));
   EXPECT_EQ(first["reverse_kl"], Json({0.25, 2.0}));
   EXPECT_TRUE(first["texts"].is_null());
-  EXPECT_TRUE(check_judged(*json, RoundShards({&own}), "judged.json").ok());
+  EXPECT_TRUE(check_judged(json, RoundShards({&own}), "judged.json").ok());
   EXPECT_THAT(
       std::string(judged_json({completion(1, 3, 1)}, 8, RoundShards({&own}), nullptr).status().message()),
       HasSubstr("document 1: expected 2 judged tokens, those of its completion, found 3"));

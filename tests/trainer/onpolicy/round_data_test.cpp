@@ -17,9 +17,8 @@ class RoundDataTest : public data::testing::FolderTest {
     FolderTest::SetUp();
     data::testing::write_shard(
         path("prompts.dtok"), data::testing::spec(4000), data::testing::distinct_documents({6, 8, 4, 10, 6}));
-    auto pool = data::PromptPool::open({.sources = {{path("prompts.dtok"), 1.0}}, .room = 8});
-    ASSERT_TRUE(pool.ok()) << pool.status();
-    inputs_.prompts = *std::move(pool);
+    auto pool = data::PromptPool::open({.sources = {{path("prompts.dtok"), 1.0}}, .room = 8}).value();
+    inputs_.prompts = std::move(pool);
     config_.data.seq_len = 16;
   }
   std::vector<Request> requests(int64_t round, int64_t first_prompt, int64_t completions) {
@@ -53,23 +52,22 @@ TEST_F(RoundDataTest, TheShardHasTheCompletionsInTheLossAndNothingElse) {
   const std::vector<Request> round = requests(0, 0, 3);
   const std::map<int64_t, Completion> completions{{0, {{50, 0}, false, {}}}, {2, {{60, 61, 62}, true, {}}}};
   ASSERT_TRUE(write_round_shards(folder_.string(), round, completions, inputs_, inputs_.prompts->header()).ok());
-  const auto shard = data::Shard::open(path("shard-00000.dtok"));
-  ASSERT_TRUE(shard.ok()) << shard.status();
-  ASSERT_EQ(shard->documents(), 2);
+  const auto shard = data::Shard::open(path("shard-00000.dtok")).value();
+  ASSERT_EQ(shard.documents(), 2);
   int64_t document = 0;
   for (const auto& [id, completion] : completions) {
-    std::vector<int64_t> tokens(static_cast<size_t>(shard->document_length(document)));
-    const int64_t begin = shard->document_begin(document++);
-    ASSERT_TRUE(shard->read_tokens(begin, absl::MakeSpan(tokens)).ok());
+    std::vector<int64_t> tokens(static_cast<size_t>(shard.document_length(document)));
+    const int64_t begin = shard.document_begin(document++);
+    ASSERT_TRUE(shard.read_tokens(begin, absl::MakeSpan(tokens)).ok());
     std::vector<int64_t> expected(round[id].prompt.ids.begin(), round[id].prompt.ids.end());
     const auto prompt = static_cast<int64_t>(expected.size());
     expected.insert(expected.end(), completion.ids.begin(), completion.ids.end());
     EXPECT_EQ(tokens, expected);
     for (size_t i = 0; i < tokens.size(); ++i) {
-      EXPECT_EQ(shard->in_loss(begin + static_cast<int64_t>(i)), static_cast<int64_t>(i) >= prompt);
+      EXPECT_EQ(shard.in_loss(begin + static_cast<int64_t>(i)), static_cast<int64_t>(i) >= prompt);
     }
   }
-  EXPECT_EQ(shard->tokenizer_hash(), data::testing::spec(1).tokenizer_hash);
+  EXPECT_EQ(shard.tokenizer_hash(), data::testing::spec(1).tokenizer_hash);
 }
 
 TEST_F(RoundDataTest, ARoundIsReadInItsSequencesEachCompletionOnce) {
@@ -79,12 +77,11 @@ TEST_F(RoundDataTest, ARoundIsReadInItsSequencesEachCompletionOnce) {
     completions[id] = {{static_cast<uint32_t>(100 + id), 0}, false, {}};
   }
   ASSERT_TRUE(write_round_shards(folder_.string(), round, completions, inputs_, inputs_.prompts->header()).ok());
-  const auto data = open_round_data(config_, inputs_, folder_.string(), 0, /*sequences=*/4);
-  ASSERT_TRUE(data.ok()) << data.status();
-  EXPECT_EQ((*data)->num_samples(), 4);
+  const auto data = open_round_data(config_, inputs_, folder_.string(), 0, /*sequences=*/4).value();
+  EXPECT_EQ(data->num_samples(), 4);
   std::multiset<int64_t> answers;
   for (int64_t sample = 0; sample < 4; ++sample) {
-    const at::Tensor targets = data::testing::get(**data, sample, 1).targets_BS.flatten();
+    const at::Tensor targets = data::testing::get(*data, sample, 1).targets_BS.flatten();
     for (int64_t i = 0; i < targets.size(0); ++i) {
       if (const auto id = targets[i].item<int64_t>(); id >= 100) {
         answers.insert(id);

@@ -45,10 +45,9 @@ TEST_F(RoundFolderTest, TheSameRequestGoesOnAndAnotherOneBeginsAnew) {
 
 TEST_F(RoundFolderTest, ACompleteRoundSaysWhatCameOfIt) {
   complete(0, 5);
-  const auto contents = RoundFolder(run(), 0).read_complete();
-  ASSERT_TRUE(contents.ok()) << contents.status();
-  EXPECT_EQ(contents->request, request("a", 5));
-  EXPECT_EQ(contents->result["completions"], 3);
+  const auto contents = RoundFolder(run(), 0).read_complete().value();
+  EXPECT_EQ(contents.request, request("a", 5));
+  EXPECT_EQ(contents.result["completions"], 3);
 }
 
 TEST_F(RoundFolderTest, ADamagedDescriptionIsNamedAndReplaced) {

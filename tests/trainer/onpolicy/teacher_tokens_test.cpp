@@ -21,9 +21,8 @@ class TeacherTokensTest : public data::testing::TokenizerFolderTest {
     TokenizerFolderTest::SetUp();
     const data::Tokenizer own = read(byte_level({"<end>", "a", "b", "c", "ab", "<mine>"}), "student.json");
     const data::Tokenizer its = read(byte_level({"a", "b", "c", "bc", "<end>"}), "teacher.json");
-    auto made = data::TextAlignment::make(own, its, {});
-    ASSERT_TRUE(made.ok()) << made.status();
-    alignment_ = std::make_shared<const data::TextAlignment>(*std::move(made));
+    auto made = data::TextAlignment::make(own, its, {}).value();
+    alignment_ = std::make_shared<const data::TextAlignment>(std::move(made));
     inputs_.alignments = {alignment_};
     for (int64_t id = 0; id < 3; ++id) {
       requests_.push_back({id, {{1, 2}, {0, 1, 2}}, 11});
@@ -52,20 +51,18 @@ class TeacherTokensTest : public data::testing::TokenizerFolderTest {
 };
 
 TEST_F(TeacherTokensTest, ACompletionThatHasEndedIsLearnedAsAWhole) {
-  const auto whole = set({4, 3, 0}, false, {3, {0, 3, 4}}); // ab c <end>; a bc <end>
-  ASSERT_TRUE(whole.ok()) << whole.status();
-  EXPECT_THAT(whole->ids, ElementsAre(4, 3, 0));
-  EXPECT_THAT(whole->teacher_ids, ElementsAre(0, 3, 4));
-  EXPECT_EQ(whole->left_off, LeftOff{});
+  const auto whole = set({4, 3, 0}, false, {3, {0, 3, 4}}).value(); // ab c <end>; a bc <end>
+  EXPECT_THAT(whole.ids, ElementsAre(4, 3, 0));
+  EXPECT_THAT(whole.teacher_ids, ElementsAre(0, 3, 4));
+  EXPECT_EQ(whole.left_off, LeftOff{});
 }
 
 TEST_F(TeacherTokensTest, ATruncatedOneEndsBeforeALastSpan) {
-  const auto span = set({1, 4, 3}, true, {3, {0, 0, 3}}); // a ab c; a a bc: the text might go on otherwise
-  ASSERT_TRUE(span.ok()) << span.status();
-  EXPECT_THAT(span->ids, ElementsAre(1));
-  EXPECT_THAT(span->logprobs, SizeIs(1));
-  EXPECT_THAT(span->teacher_ids, ElementsAre(0));
-  EXPECT_EQ(span->left_off, (LeftOff{0, 2, 0}));
+  const auto span = set({1, 4, 3}, true, {3, {0, 0, 3}}).value(); // a ab c; a a bc: the text might go on otherwise
+  EXPECT_THAT(span.ids, ElementsAre(1));
+  EXPECT_THAT(span.logprobs, SizeIs(1));
+  EXPECT_THAT(span.teacher_ids, ElementsAre(0));
+  EXPECT_EQ(span.left_off, (LeftOff{0, 2, 0}));
   const auto token = set({4, 3, 1}, true, {3, {0, 3, 0}}); // its last piece is one token of both
   ASSERT_TRUE(token.ok()) << token.status();
   EXPECT_THAT(token->ids, SizeIs(3));
@@ -73,19 +70,17 @@ TEST_F(TeacherTokensTest, ATruncatedOneEndsBeforeALastSpan) {
 }
 
 TEST_F(TeacherTokensTest, AnIncompleteCharacterIsLeftOff) {
-  const auto cut = set({1, 2, 3}, true, {2, {0, 1}});
-  ASSERT_TRUE(cut.ok()) << cut.status();
-  EXPECT_THAT(cut->ids, ElementsAre(1, 2));
-  EXPECT_EQ(cut->left_off, (LeftOff{1, 0, 0}));
+  const auto cut = set({1, 2, 3}, true, {2, {0, 1}}).value();
+  EXPECT_THAT(cut.ids, ElementsAre(1, 2));
+  EXPECT_EQ(cut.left_off, (LeftOff{1, 0, 0}));
   EXPECT_THAT(set({1, 2}, true, {0, {}}).status().message(), HasSubstr("no character of it is complete"));
 }
 
 TEST_F(TeacherTokensTest, ACompletionEndsWhereTheTeachersSequenceIsFull) {
-  const auto cut = set({1, 4, 3, 1, 0}, false, {5, {0, 0, 3, 0, 4}}, /*room=*/3);
-  ASSERT_TRUE(cut.ok()) << cut.status();
-  EXPECT_THAT(cut->ids, ElementsAre(1, 4, 3));
-  EXPECT_THAT(cut->teacher_ids, ElementsAre(0, 0, 3));
-  EXPECT_EQ(cut->left_off, (LeftOff{0, 0, 2}));
+  const auto cut = set({1, 4, 3, 1, 0}, false, {5, {0, 0, 3, 0, 4}}, /*room=*/3).value();
+  EXPECT_THAT(cut.ids, ElementsAre(1, 4, 3));
+  EXPECT_THAT(cut.teacher_ids, ElementsAre(0, 0, 3));
+  EXPECT_EQ(cut.left_off, (LeftOff{0, 0, 2}));
   EXPECT_THAT(set({4, 3, 0}, false, {3, {0, 3, 4}}, /*room=*/1).status().message(), HasSubstr("data.teacher_seq_len"));
 }
 

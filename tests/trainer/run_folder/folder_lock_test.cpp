@@ -44,9 +44,8 @@ class FolderLockTest : public hf::FolderTest {
 };
 
 TEST_F(FolderLockTest, ASecondTakeIsRefusedAndNamesTheHolder) {
-  const auto held = take();
-  ASSERT_TRUE(held.ok()) << held.status();
-  EXPECT_EQ((*held)->note(), "");
+  const auto held = take().value();
+  EXPECT_EQ(held->note(), "");
   const auto holder = LockHolder::parse(lock_text());
   ASSERT_TRUE(holder.has_value()) << lock_text();
   const std::string named =
@@ -64,9 +63,8 @@ TEST_F(FolderLockTest, ARegularEndLeavesNothing) {
   ASSERT_TRUE(take().ok());
   EXPECT_THAT(names(), IsEmpty());
   EXPECT_TRUE(FolderLock::check_free(root(), options_).ok());
-  const auto again = take();
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ((*again)->note(), "");
+  const auto again = take().value();
+  EXPECT_EQ(again->note(), "");
 }
 
 TEST_F(FolderLockTest, ALockDiesWithItsHolderAndTheNextOneSaysWhoThatWas) {
@@ -77,10 +75,9 @@ TEST_F(FolderLockTest, ALockDiesWithItsHolderAndTheNextOneSaysWhoThatWas) {
   const auto holder = LockHolder::parse(lock_text());
   other.kill();
   EXPECT_TRUE(FolderLock::check_free(root(), options_).ok());
-  const auto held = take();
-  ASSERT_TRUE(held.ok()) << held.status();
+  const auto held = take().value();
   EXPECT_THAT(
-      (*held)->note(),
+      held->note(),
       AllOf(
           HasSubstr("process " + pid + " on host " + holder->host + " since " + holder->since),
           HasSubstr("taken over")));
@@ -142,8 +139,7 @@ TEST_F(FolderLockTest, OneOfManyThatStartAtOnceWins) {
 TEST_F(FolderLockTest, AFileWithoutAHolderIsTakenOver) {
   for (const char* text : {"", "{\"host\": \"no", "garbage"}) {
     write(kLockFile, text);
-    const auto held = take();
-    ASSERT_TRUE(held.ok()) << held.status();
+    const auto held = take().value();
     EXPECT_EQ(LockHolder::parse(lock_text())->pid, ::getpid());
   }
 }
@@ -161,33 +157,28 @@ TEST_F(FolderLockTest, WhatIsNoRegularFileIsRefused) {
 
 TEST_F(FolderLockTest, SaysWhoHoldsIt) {
   EXPECT_EQ(FolderLock::holder(root()), std::nullopt);
-  const auto held = take();
-  ASSERT_TRUE(held.ok());
+  const auto held = take().value();
   EXPECT_THAT(*FolderLock::holder(root()), HasSubstr("process " + std::to_string(::getpid())));
 }
 
 TEST_F(FolderLockTest, AHolderOfAnotherHostThatIsNotSeenIsNamedInAWarning) {
   write(kLockFile, other_host());
-  const auto held = take();
-  ASSERT_TRUE(held.ok()) << held.status();
+  const auto held = take().value();
   EXPECT_THAT(
-      (*held)->note(),
-      AllOf(HasSubstr("process 4711 on host node7"), HasSubstr("If that process still runs, two jobs")));
+      held->note(), AllOf(HasSubstr("process 4711 on host node7"), HasSubstr("If that process still runs, two jobs")));
 }
 
 TEST_F(FolderLockTest, AFileSystemWithoutLocksIsSaidToHaveNone) {
   options_.supported = false;
-  auto held = take();
-  ASSERT_TRUE(held.ok()) << held.status();
-  EXPECT_THAT((*held)->note(), HasSubstr("has no locks, so that a second job in this folder is not refused"));
+  auto held = take().value();
+  EXPECT_THAT(held->note(), HasSubstr("has no locks, so that a second job in this folder is not refused"));
   EXPECT_EQ(LockHolder::parse(lock_text())->pid, ::getpid());
   EXPECT_TRUE(FolderLock::check_free(root(), options_).ok());
-  const auto second = take();
-  ASSERT_TRUE(second.ok()) << second.status();
+  const auto second = take().value();
   EXPECT_THAT(
-      (*second)->note(),
+      second->note(),
       AllOf(HasSubstr("process " + std::to_string(::getpid())), HasSubstr("If that process still runs, two jobs")));
-  held->reset();
+  held.reset();
   EXPECT_THAT(names(), IsEmpty());
 }
 

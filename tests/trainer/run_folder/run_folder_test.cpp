@@ -61,10 +61,9 @@ TEST_F(RunFolderTest, OverwritingRemovesWhatARunLeftAndNothingElse) {
   add("trace-rank0.json");
   fs::create_directories(fs::path(dir_) / "checkpoints" / "step-4");
   {
-    const auto folder = claim(StartMode::kOverwrite);
-    ASSERT_TRUE(folder.ok()) << folder.status();
+    const auto folder = claim(StartMode::kOverwrite).value();
     EXPECT_TRUE(fs::exists(fs::path(dir_) / "metrics.jsonl")) << "claiming changes nothing";
-    EXPECT_TRUE((*folder)->remove_earlier_run().ok());
+    EXPECT_TRUE(folder->remove_earlier_run().ok());
     EXPECT_THAT(names(), ElementsAre("run", "run/.lock")) << "the claim lasts while the files are removed";
     EXPECT_THAT(std::string(claim(StartMode::kOverwrite).status().message()), HasSubstr("in use by process"));
   }
@@ -76,9 +75,8 @@ TEST_F(RunFolderTest, OverwritingRemovesWhatARunLeftAndNothingElse) {
 
 TEST_F(RunFolderTest, OtherModesRemoveNothing) {
   add("metrics.jsonl");
-  const auto folder = claim(StartMode::kResume);
-  ASSERT_TRUE(folder.ok()) << folder.status();
-  EXPECT_TRUE((*folder)->remove_earlier_run().ok());
+  const auto folder = claim(StartMode::kResume).value();
+  EXPECT_TRUE(folder->remove_earlier_run().ok());
   EXPECT_TRUE(fs::exists(fs::path(dir_) / "metrics.jsonl"));
 }
 
@@ -90,8 +88,7 @@ TEST_F(RunFolderTest, AFileInItsPlaceIsAnError) {
 }
 
 TEST_F(RunFolderTest, AFolderInUseIsRefusedInEveryMode) {
-  const auto folder = claim(StartMode::kFresh);
-  ASSERT_TRUE(folder.ok()) << folder.status();
+  const auto folder = claim(StartMode::kFresh).value();
   add("metrics.jsonl");
   for (const StartMode mode : {StartMode::kFresh, StartMode::kResume, StartMode::kOverwrite}) {
     EXPECT_THAT(refusal(mode), HasSubstr("in use by process " + std::to_string(::getpid())));
@@ -114,9 +111,8 @@ TEST_F(RunFolderTest, WhatAKilledStartLeftIsAnEmptyFolder) {
   killed.kill();
   EXPECT_THAT(names(), ElementsAre("run", "run/.lock"));
   EXPECT_THAT(refusal(StartMode::kResume), HasSubstr("is empty"));
-  const auto folder = claim(StartMode::kFresh);
-  ASSERT_TRUE(folder.ok()) << folder.status();
-  EXPECT_THAT((*folder)->notes(), ElementsAre(HasSubstr("taken over")));
+  const auto folder = claim(StartMode::kFresh).value();
+  EXPECT_THAT(folder->notes(), ElementsAre(HasSubstr("taken over")));
 }
 
 TEST_F(RunFolderTest, OneOfManyFirstStartsWins) {
@@ -138,8 +134,7 @@ TEST_F(RunFolderTest, OneOfManyFirstStartsWins) {
 TEST_F(RunFolderTest, AReplayClaimsTheRunThatItLiesIn) {
   add("metrics.jsonl");
   const std::string run = dir_;
-  const auto training = claim(StartMode::kResume);
-  ASSERT_TRUE(training.ok()) << training.status();
+  const auto training = claim(StartMode::kResume).value();
   dir_ = run + "/replay-7";
   EXPECT_THAT(
       std::string(claim(StartMode::kOverwrite, run).status().message()), HasSubstr("run.dir: " + run + " is in use"));
@@ -150,8 +145,7 @@ TEST_F(RunFolderTest, ARunIsNotOverwrittenWhileItIsReplayed) {
   add("metrics.jsonl");
   const std::string run = dir_;
   dir_ = run + "/replay-7";
-  const auto replay = claim(StartMode::kOverwrite, run);
-  ASSERT_TRUE(replay.ok()) << replay.status();
+  const auto replay = claim(StartMode::kOverwrite, run).value();
   dir_ = run;
   EXPECT_THAT(refusal(StartMode::kResume), HasSubstr("run.dir: " + run + " is in use"));
   EXPECT_THAT(refusal(StartMode::kOverwrite), HasSubstr("run.dir: " + run + " is in use"));
@@ -161,8 +155,7 @@ TEST_F(RunFolderTest, AReplayFolderInUseIsNotOverwritten) {
   add("metrics.jsonl");
   const std::string run = dir_;
   dir_ = run + "/replay-7";
-  const auto other = claim(StartMode::kFresh); // a job whose own run.dir it is
-  ASSERT_TRUE(other.ok()) << other.status();
+  const auto other = claim(StartMode::kFresh).value(); // a job whose own run.dir it is
   dir_ = run;
   EXPECT_THAT(refusal(StartMode::kOverwrite), HasSubstr("run.dir: " + run + "/replay-7 is in use"));
 }

@@ -45,23 +45,21 @@ TEST_F(CacheReaderTest, EveryTokenFindsItsRowInAnyOrderAndBatch) {
     std::filesystem::create_directories(folder_);
     open_data(kLengths, {.shuffle = shuffle, .seed = 5});
     write_cache(8);
-    const auto rows = open();
-    ASSERT_TRUE(rows.ok()) << rows.status();
-    data_->read_teacher_rows(*rows);
+    const auto rows = open().value();
+    data_->read_teacher_rows(rows);
     expect_own_rows(3 * data_->num_samples(), count); // over three epochs
-    const CacheReader::Reading reading = (*rows)->take_reading();
+    const CacheReader::Reading reading = rows->take_reading();
     EXPECT_GE(reading.bytes, 3 * 8 * 60); // 63 tokens with a target, 3 epochs
     EXPECT_GT(reading.seconds, 0);
-    EXPECT_EQ((*rows)->take_reading().bytes, 0);
+    EXPECT_EQ(rows->take_reading().bytes, 0);
   }
 }
 
 TEST_F(CacheReaderTest, ALongerSequenceUsesTheRowsOfDocumentsThatWereNotCut) {
   open_data({5, 7, 3, 8}, {.seq_len = 16});
   write_cache(8);
-  const auto rows = open();
-  ASSERT_TRUE(rows.ok()) << rows.status();
-  data_->read_teacher_rows(*rows);
+  const auto rows = open().value();
+  data_->read_teacher_rows(rows);
   expect_own_rows(data_->num_samples(), 1);
 }
 
@@ -87,9 +85,8 @@ TEST_F(CacheReaderTest, OtherContextsAreUsedWhereThatIsAllowed) {
     open_data(kLengths, {.seq_len = length});
     write_cache(captured);
     EXPECT_TRUE(absl::IsInvalidArgument(open().status()));
-    const auto rows = open({.other_contexts = true});
-    ASSERT_TRUE(rows.ok()) << rows.status();
-    data_->read_teacher_rows(*rows);
+    const auto rows = open({.other_contexts = true}).value();
+    data_->read_teacher_rows(rows);
     expect_own_rows(data_->num_samples(), 1);
   }
 }
@@ -102,9 +99,8 @@ TEST_F(CacheReaderTest, WhatIsMissingIsAnErrorOrNoRows) {
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("is not complete: expected parts 0 to 4, found 4 of them"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("without part 1"));
-  const auto rows = open({.partial = true});
-  ASSERT_TRUE(rows.ok()) << rows.status();
-  data_->read_teacher_rows(*rows);
+  const auto rows = open({.partial = true}).value();
+  data_->read_teacher_rows(rows);
   int64_t with = 0;
   for (int64_t sample = 0; sample < data_->num_samples(); ++sample) {
     with += data::testing::get(*data_, sample, 1).teacher_rows_NW.defined() ? 1 : 0;
@@ -168,9 +164,8 @@ TEST_F(ConcatRowsTest, EveryTokenOfTheSameStreamFindsItsRow) {
     std::filesystem::create_directories(folder_);
     open_stream(5, shuffle);
     write_stream();
-    const auto rows = open();
-    ASSERT_TRUE(rows.ok()) << rows.status();
-    data_->read_teacher_rows(*rows);
+    const auto rows = open().value();
+    data_->read_teacher_rows(rows);
     expect_own_rows(3 * data_->num_samples(), 3); // three epochs, in other orders of the same sequences
   }
 }
@@ -220,9 +215,8 @@ TEST_F(CacheReaderTest, ADamagedRowIsFoundWhenItIsRead) {
   std::string bytes = read_file(file);
   bytes[100] = static_cast<char>(bytes[100] ^ 1);
   write("part-00000000.dtc", bytes);
-  const auto rows = open();
-  ASSERT_TRUE(rows.ok()) << rows.status();
-  data_->read_teacher_rows(*rows);
+  const auto rows = open().value();
+  data_->read_teacher_rows(rows);
   absl::Status status;
   for (int64_t sample = 0; sample < data_->num_samples() && status.ok(); ++sample) {
     status = data_->batch(sample, 1).status();

@@ -12,10 +12,9 @@ using testing::HasSubstr;
 
 TEST(Manifest, ReadsBackAsWritten) {
   const Manifest manifest = tiny_manifest();
-  const auto back = parse_manifest(to_json(manifest), "manifest.json");
-  ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_EQ(to_json(*back), to_json(manifest));
-  EXPECT_EQ(back->id(), manifest.id());
+  const auto back = parse_manifest(to_json(manifest), "manifest.json").value();
+  EXPECT_EQ(to_json(back), to_json(manifest));
+  EXPECT_EQ(back.id(), manifest.id());
 }
 
 Manifest sampled_manifest() {
@@ -26,10 +25,9 @@ Manifest sampled_manifest() {
 
 TEST(Manifest, OfAFewTokensReadsBackAsWritten) {
   const Manifest manifest = sampled_manifest();
-  const auto back = parse_manifest(to_json(manifest), "manifest.json");
-  ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_EQ(back->rows, manifest.rows);
-  EXPECT_EQ(back->id(), manifest.id());
+  const auto back = parse_manifest(to_json(manifest), "manifest.json").value();
+  EXPECT_EQ(back.rows, manifest.rows);
+  EXPECT_EQ(back.id(), manifest.id());
   Manifest other = manifest;
   other.rows.temperature = 1;
   other.rows.seed = 6;
@@ -45,10 +43,9 @@ TEST(Manifest, OfConcatenatedDocumentsReadsBackAsWritten) {
     manifest.packing = data::PackingMode::kConcat;
     manifest.shuffle = true;
     manifest.data_seed = 7;
-    const auto back = parse_manifest(to_json(manifest), "manifest.json");
-    ASSERT_TRUE(back.ok()) << back.status();
-    EXPECT_EQ(to_json(*back), to_json(manifest));
-    EXPECT_EQ(back->rows, manifest.rows);
+    const auto back = parse_manifest(to_json(manifest), "manifest.json").value();
+    EXPECT_EQ(to_json(back), to_json(manifest));
+    EXPECT_EQ(back.rows, manifest.rows);
     EXPECT_NE(manifest.id(), packed.id());
     EXPECT_THAT(differences(manifest, packed), ElementsAre("packing: expected concat, found pack"));
     EXPECT_THAT(differences(packed, manifest), ElementsAre("packing: expected pack, found concat"));
@@ -66,13 +63,12 @@ TEST(Manifest, OfATeacherWithOtherIdsReadsBackAsWritten) {
     manifest.masks = true;
     for (const bool concat : {false, true}) {
       manifest.packing = concat ? data::PackingMode::kConcat : data::PackingMode::kPack;
-      const auto back = parse_manifest(to_json(manifest), "manifest.json");
-      ASSERT_TRUE(back.ok()) << back.status();
-      EXPECT_EQ(to_json(*back), to_json(manifest));
-      EXPECT_EQ(back->rows, manifest.rows);
-      EXPECT_EQ(back->vocabulary, manifest.vocabulary);
-      EXPECT_TRUE(back->masks);
-      EXPECT_EQ(back->concat(), concat);
+      const auto back = parse_manifest(to_json(manifest), "manifest.json").value();
+      EXPECT_EQ(to_json(back), to_json(manifest));
+      EXPECT_EQ(back.rows, manifest.rows);
+      EXPECT_EQ(back.vocabulary, manifest.vocabulary);
+      EXPECT_TRUE(back.masks);
+      EXPECT_EQ(back.concat(), concat);
     }
     manifest.packing = plain.packing;
     EXPECT_NE(manifest.id(), plain.id());
@@ -96,11 +92,10 @@ TEST(Manifest, OfTheTeachersOwnTokensReadsBackAsWritten) {
   manifest.teacher_keys.student_tokenizer = "models/student";
   manifest.teacher_keys.token_pairs = {"a=b"};
   const std::string text = to_json(manifest);
-  const auto back = parse_manifest(text, "manifest.json");
-  ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_EQ(to_json(*back), text);
-  EXPECT_EQ(back->own_tokenizer, manifest.own_tokenizer);
-  EXPECT_EQ(back->teacher_keys, manifest.teacher_keys);
+  const auto back = parse_manifest(text, "manifest.json").value();
+  EXPECT_EQ(to_json(back), text);
+  EXPECT_EQ(back.own_tokenizer, manifest.own_tokenizer);
+  EXPECT_EQ(back.teacher_keys, manifest.teacher_keys);
   EXPECT_NE(manifest.id(), plain.id());
   EXPECT_THAT(differences(manifest, plain), ElementsAre(HasSubstr("teacher_tokenizer_hash: expected \"")));
   EXPECT_EQ(differences(plain, manifest).size(), 1U);
@@ -139,10 +134,9 @@ TEST(Manifest, OfHiddenStatesHasTheIdentityThatItAlwaysHad) {
 TEST(Manifest, TheHeadIsPartOfTheIdentity) {
   Manifest manifest = tiny_manifest();
   manifest.head = base::sha256("lines", 5);
-  const auto back = parse_manifest(to_json(manifest), "manifest.json");
-  ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_EQ(back->head, manifest.head);
-  EXPECT_EQ(back->id(), manifest.id());
+  const auto back = parse_manifest(to_json(manifest), "manifest.json").value();
+  EXPECT_EQ(back.head, manifest.head);
+  EXPECT_EQ(back.id(), manifest.id());
   EXPECT_NE(manifest.id(), tiny_manifest().id());
   Manifest other = manifest;
   other.head = base::sha256("other", 5);
@@ -160,9 +154,8 @@ TEST(Manifest, WhatTheTeacherNeedsToRunAgainReadsBackAndIsNoPartOfTheIdentity) {
   Manifest manifest = tiny_manifest();
   EXPECT_EQ(to_json(manifest).find("teacher_keys"), std::string::npos);
   manifest.teacher_keys = {{"rope_scaling"}, "models/tokenizer", true, {"0-3", "down"}};
-  const auto back = parse_manifest(to_json(manifest), "manifest.json");
-  ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_EQ(back->teacher_keys, manifest.teacher_keys);
+  const auto back = parse_manifest(to_json(manifest), "manifest.json").value();
+  EXPECT_EQ(back.teacher_keys, manifest.teacher_keys);
   EXPECT_EQ(manifest.id(), tiny_manifest().id());
   EXPECT_TRUE(differences(manifest, tiny_manifest()).empty());
   std::string text = to_json(manifest);

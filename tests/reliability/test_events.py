@@ -5,9 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-from safetensors.torch import save_file
 
 import tiny
+from model_files import change_model, setting
 
 SEQ_LEN, BATCH, STEPS = 32, 4, 40
 SPIKE, POISONED = 30, 36  # 1-based steps
@@ -19,11 +19,7 @@ def parts(tmp_path_factory):
     """A student with a token whose embedding has no norm (0 / 0), and tokens easy to guess but for two steps."""
     folder = tmp_path_factory.mktemp("events")
     student = tiny.make_model(folder / "student", "llama", seed=1, tied=False)
-    weights = tiny.load_weights(student)
-    settings = folder / "student" / "config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"rms_norm_eps": 1e-60}))
-    weights["model.embed_tokens.weight"][POISON] = 0
-    save_file(weights, folder / "student" / "model.safetensors", metadata={"format": "pt"})
+    change_model(student, setting("model.embed_tokens.weight", POISON, 0), rms_norm_eps=1e-60)
     tokens = np.tile(np.arange(8), STEPS * BATCH * SEQ_LEN // 8 + 1)[: STEPS * BATCH * SEQ_LEN + 1]
     begin = (SPIKE - 1) * BATCH * SEQ_LEN
     tokens[begin + 2 * SEQ_LEN : begin + 3 * SEQ_LEN] = np.random.default_rng(4).integers(100, 199, SEQ_LEN)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 
 import pytest
@@ -29,13 +28,7 @@ def job(tmp_path, parts):
             scheduler={"type": "constant", "warmup_steps": 0},
         )
         config["run"] |= run
-        process = subprocess.Popen(
-            [tiny.binary(), "--config", tiny.write_config(tmp_path, config)],
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=tiny.environment(),
-        )
+        process = tiny.start(tiny.write_config(tmp_path, config))
         processes.append(process)
         jobs.until(lambda: jobs.complete_checkpoints(tmp_path / "run"), process)
         ranks = jobs.ranks_of(process)

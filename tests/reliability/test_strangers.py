@@ -5,7 +5,6 @@ import random
 import re
 import socket
 import struct
-import subprocess
 import time
 from pathlib import Path
 
@@ -64,12 +63,8 @@ def start(folder, parts, steps, variables=None, processes=2):
         scheduler={"type": "constant", "warmup_steps": 0},
     )
     with open(folder / "output.txt", "a") as output:
-        return subprocess.Popen(
-            [tiny.binary(), "--config", tiny.write_config(folder, config)],
-            stdout=output,
-            stderr=output,
-            env=tiny.environment() | (variables or {}),
-        )
+        env = tiny.environment() | (variables or {})
+        return tiny.start(tiny.write_config(folder, config), stdout=output, stderr=output, env=env)
 
 
 def listening_or_gone(pid):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -72,12 +71,7 @@ def test_a_rank_that_waits_for_its_data_stops_with_the_others(
 ):
     config, run = configuration(tmp_path, parts), tmp_path / "run"
     with open(tmp_path / "output.txt", "w") as output:
-        process = subprocess.Popen(
-            [tiny.binary(), "--config", tiny.write_config(tmp_path, config)],
-            stdout=output,
-            stderr=output,
-            env=tiny.environment(),
-        )
+        process = tiny.start(tiny.write_config(tmp_path, config), stdout=output, stderr=output)
     try:
         jobs.until(lambda: jobs.steps_done(run) > 6, process)
         pids = ranks_of(process)

@@ -34,9 +34,8 @@ def load_peft(base, folder):
 
 
 def config_of(folder, models, shard, family="llama", **sections):
-    student, teacher = models[family]
     sections.setdefault("train", {"steps": 10})
-    return tiny.base_config(folder, student, teacher, shard, **sections)
+    return tiny.base_config(folder, *models[family], shard, **sections)
 
 
 def logits_of(model, shard):

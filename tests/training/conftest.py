@@ -7,6 +7,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import aligned_rounds
 import cache_kinds
 import onpolicy_runs
 import other_tokenizers
@@ -60,14 +61,13 @@ def kind_run(tmp_path, models, ragged_shard):
     """The configuration of a run that reads a cache of a kind, or of the online run without `kind`."""
 
     def build(name, kind=None, cache=None, ranks=1, micro=2, shard=ragged_shard, **sections):
-        student, teacher = models["qwen3"]
         data = {"packing": "pack", "shuffle": True, "seed": 5, "eval": [{"path": shard}]} | sections.pop("data", {})
         train = {"steps": 6, "micro_batch_size": micro, "global_batch_size": 12}
         train |= {"deterministic": tiny.DEVICE == "cuda"} | sections.pop("train", {})
         loss = cache_kinds.FORWARD_KL | sections.pop("loss", {})
         sections.setdefault("eval", {"every": 3})
         built = tiny.base_config(
-            tmp_path / name, student, teacher, shard, data=data, train=train, parallel={"processes": ranks}, **sections
+            tmp_path / name, *models["qwen3"], shard, data=data, train=train, parallel={"processes": ranks}, **sections
         )
         built["loss"] = loss
         built["cache"] = dict(cache_kinds.KINDS[kind]) if kind else {}
@@ -87,9 +87,8 @@ def cache_of(tmp_path_factory, models, ragged_shard):
     def cache(kind, temperature=1.0, micro=cache_kinds.MICRO):
         if (kind, temperature, micro) not in found:
             folder = tmp_path_factory.mktemp("caches")
-            student, teacher = models["qwen3"]
             data = {"packing": "pack", "eval": [{"path": ragged_shard}]}
-            base = tiny.base_config(folder, student, teacher, ragged_shard, data=data)
+            base = tiny.base_config(folder, *models["qwen3"], ragged_shard, data=data)
             base["train"] |= {"micro_batch_size": micro, "deterministic": tiny.DEVICE == "cuda"}
             base["loss"] = cache_kinds.FORWARD_KL | {"temperature": temperature}
             base["cache"] = cache_kinds.KINDS[kind] | {"part_tokens": 200}
@@ -122,6 +121,25 @@ def undisturbed_run(tmp_path_factory, models, onpolicy_prompts):
 def pair(tmp_path_factory):
     """(student, teacher): folders of models whose tokenizers split texts in two ways."""
     return other_tokenizers.make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def aligned_pair(tmp_path_factory):
+    """Such folders for on-policy rounds, whose texts have an end."""
+    return aligned_rounds.make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def questions():
+    return aligned_rounds.make_questions()
+
+
+@pytest.fixture(scope="session")
+def aligned_prompts(tmp_path_factory, aligned_pair, questions):
+    """Prompts of questions in the tokens of both models of `aligned_pair`."""
+    records = [{"prompt": question, "completion": "x"} for question in questions]
+    folder = tmp_path_factory.mktemp("prompts") / "prompts"
+    return other_tokenizers.tokenize(*aligned_pair, records, folder, "--prompts")[0]
 
 
 @pytest.fixture(scope="session")

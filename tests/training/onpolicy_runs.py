@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jobs
 import tiny
 
 ENGINE = Path(__file__).with_name("onpolicy_engine.py")
@@ -64,10 +65,6 @@ def judged(run, number):
     return json.loads((round_folder(run, number) / "judged.json").read_text())
 
 
-def losses(run):
-    return [(record["step"], record["loss"], record["grad_norm"]) for record in tiny.read_metrics(run)[0]]
-
-
 def mark_of(tmp_path):
     """A word for the command lines of a test's engines; tests that run side by side may have folders of one name."""
     return "mark" + str(tmp_path).replace("/", "-")
@@ -76,6 +73,16 @@ def mark_of(tmp_path):
 def processes_with(mark):
     listed = subprocess.run(["ps", "-ww", "-eo", "args="], capture_output=True, text=True).stdout.splitlines()
     return [line for line in listed if mark in line]
+
+
+def killed_at(moments, path, mark):
+    """Starts a run, and resumes it, once for each of the moments, conditions at which it is killed, engine and all."""
+    for number, moment in enumerate(moments):
+        job = tiny.start(path, *(["--resume"] if number else []))
+        jobs.until(moment, job)
+        job.kill()
+        job.wait()
+        jobs.until(lambda: not processes_with(mark))
 
 
 def http_settings(config, name, kind, mark, fault=""):

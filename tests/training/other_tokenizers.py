@@ -74,10 +74,12 @@ def make_pair(folder):
 
 
 def tokenize(student, teacher, records, output, *options):
+    """(the token data of records, what was printed); `teacher`: None where it has no tokenizer of its own"""
     source = output.with_suffix(".jsonl")
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
-    command = [sys.executable, tiny.REPOSITORY / "scripts/tokenize.py", "--tokenizer", student, "--teacher-tokenizer"]
-    command += [teacher, "--output", output, "--workers", "1", "--overwrite", "--quiet", *options, source]
+    command = [sys.executable, tiny.REPOSITORY / "scripts/tokenize.py", "--tokenizer", student]
+    command += ["--teacher-tokenizer", teacher] if teacher else []
+    command += ["--output", output, "--workers", "1", "--overwrite", "--quiet", *options, source]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return str(output), done.stdout

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from token_shard import read_shard
 
 IGNORE = -100
+# Of the numbers of a step, the means over its tokens.
+MEANS = ("loss", "hard", "soft", "forward_kl", "reverse_kl", "student_entropy", "teacher_entropy", "teacher_ce")
 
 
 def concat_rows(shard, seq_len):

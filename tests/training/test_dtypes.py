@@ -10,11 +10,10 @@ def test_a_teacher_of_another_dtype_teaches_the_same(
     tmp_path, models, ragged_shard, monkeypatch, student_dtype, teacher_dtype
 ):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # newer instructions fail on some virtual machines
-    student, teacher = models["llama"]
 
     def losses(name, **dtypes):
         config = tiny.base_config(
-            tmp_path / name, student, teacher, ragged_shard, train={"steps": 3}, scheduler={"warmup_steps": 1}
+            tmp_path / name, *models["llama"], ragged_shard, train={"steps": 3}, scheduler={"warmup_steps": 1}
         )
         for model, dtype in dtypes.items():
             config[model]["dtype"] = dtype

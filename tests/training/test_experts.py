@@ -7,7 +7,6 @@ import shutil
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 import cache_kinds
 import reference_training
@@ -175,17 +174,6 @@ def test_the_plan_and_inspect_tell_the_active_parameters(tmp_path, models):
     assert "ffn 96 in 1 layers, 5 experts of ffn 32 in 1 layers, 2 for each token" in said
 
 
-def changed(folder, source, tensors=None, **keys):
-    shutil.copytree(source, folder)
-    if tensors is not None:
-        weights = load_file(folder / "model.safetensors")
-        tensors(weights)
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text()) | keys
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
 LAYER = "model.layers.1.mlp."
 BAD = {
     "an expert is missing": (
@@ -234,9 +222,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_folder_that_is_wrong_is_refused_by_name(tmp_path, models, ragged_shard, name):
     tensors, keys, says = BAD[name]
-    student, teacher = models["qwen3_moe"]
-    folder = changed(tmp_path / "student", student, tensors, **keys)
-    tiny.expect_refused(tmp_path, config_of(tmp_path, (folder, teacher), ragged_shard), ["config.json", *says])
+    tiny.expect_folder_refused(tmp_path, models["qwen3_moe"], ragged_shard, (tensors, keys, ["config.json", *says]))
 
 
 def test_settings_that_do_not_fit_the_model_are_refused(tmp_path, models, ragged_shard):

@@ -15,11 +15,9 @@ from test_import_teacher import tokenized, write_tokenizer
 def run(tmp_path_factory, models, ragged_shard):
     """A run of three ranks with two checkpoints and a model."""
     folder = tmp_path_factory.mktemp("export")
-    student, teacher = models["qwen3"]
     config = tiny.base_config(
         folder,
-        student,
-        teacher,
+        *models["qwen3"],
         ragged_shard,
         parallel={"processes": 3},
         checkpoint={"every": 2, "keep": 3},

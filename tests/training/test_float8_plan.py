@@ -1,6 +1,5 @@
 """The memory plan of runs with a float8 teacher."""
 
-import json
 import subprocess
 import sys
 
@@ -8,7 +7,7 @@ import pytest
 
 import tiny
 from float8_teacher import float8_config
-from test_memory_plan import UNPLANNED
+from memory_plans import UNPLANNED, profile
 
 
 def test_the_plan_knows_the_smaller_teacher(tmp_path, models, ragged_shard):
@@ -16,9 +15,7 @@ def test_the_plan_knows_the_smaller_teacher(tmp_path, models, ragged_shard):
         config = float8_config(tmp_path / name, models["llama"], ragged_shard, teacher={"dtype": dtype})
         if dtype != "float8":
             del config["float8"]
-        path = tiny.write_config(tmp_path / name, config)
-        done = tiny.distill("profile-memory", "--config", path, "--out", tmp_path / name / "profile", "--json")
-        report = json.loads(done.stdout)
+        report = profile(tmp_path / name, config)
         measured = report["measured"]["peak"]
         assert abs(report["peak_error"]) * measured <= 0.03 * measured + UNPLANNED
         planned = report["plan"]["phases"]["forward"]["highest"]["teacher"]
@@ -49,18 +46,13 @@ def test_a_70b_teacher_is_planned_within_the_memory_of_h200s(tmp_path, student, 
     config = tiny.base_config(tmp_path, str(tmp_path / student), str(tmp_path / "70b"), str(tmp_path / "tokens.dtok"))
     config["data"] |= {"seq_len": 4096}
     config["train"] |= {"global_batch_size": 2 * ranks, "device": "cuda", "dtype": "bfloat16"}
-    path = tiny.write_config(tmp_path, config)
     settings = [*settings, "teacher.dtype=float8", "float8.gate=false", "memory.machine=H200"]
-    done = tiny.distill("plan", "--config", path, "--ranks", ranks, "--json", "--set", *settings)
-    plan = json.loads(done.stdout)
+    plan = tiny.plan(tmp_path, config, "--ranks", ranks, "--set", *settings)
     assert plan["fits"] and plan["gather"] == "nccl"
     assert plan["bytes"]["peak"] <= most_gib * 2**30
     # bf16 instead of float8 is 1 byte more for each element of the blocks' matrices, on each rank its share.
     codes = (tiny.SUCCESS, tiny.DOES_NOT_FIT)
-    done = tiny.distill(
-        "plan", "--config", path, "--ranks", ranks, "--json", "--set", settings[0], settings[-1], code=codes
-    )
-    other = json.loads(done.stdout)
+    other = tiny.plan(tmp_path, config, "--ranks", ranks, "--set", settings[0], settings[-1], code=codes)
     teacher = [each["phases"]["teacher"]["highest"]["teacher"] for each in (other, plan)]
     matrices = 80 * (10240 * 8192 + 8192 * 8192 + 2 * 28672 * 8192 + 28672 * 8192)
     assert teacher[0] - teacher[1] == pytest.approx(matrices / ranks, rel=0.01)

@@ -1,15 +1,14 @@
 """Runs with a float8 teacher: ranks, PyTorch's losses, resumption, and input that is refused."""
 
 import re
-import shutil
 
 import pytest
-import safetensors.torch
 import transformers
 
 import reference_training
 import tiny
 from float8_teacher import float8_config, reference_teacher
+from model_files import changed_copy, setting
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -100,15 +99,11 @@ def test_weights_that_are_not_finite_end_all_ranks_though_one_reads_them(
 ):
     tiny.need_devices(2)
     student, teacher = models["llama"]
-    folder = tmp_path / "teacher"
-    shutil.copytree(teacher, folder)
     name = f"model.layers.1.{product}.weight"
-    weights = tiny.load_weights(folder)
-    weights[name][40, 3] = float("nan")
-    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    teacher = changed_copy(teacher, tmp_path / "teacher", setting(name, (40, 3), float("nan")))
     # A rank that waits for one that has ended, or for another collective, fails after this time or in another way.
     parallel = {"timeout_s": 600}
-    config = float8_config(tmp_path, (student, str(folder)), ragged_shard, float8={"gate": gate}, parallel=parallel)
+    config = float8_config(tmp_path, (student, teacher), ragged_shard, float8={"gate": gate}, parallel=parallel)
     if not gate:
         del config["float8"]["max_mean_kl"]
     ranks = tiny.run_ranks([tiny.write_config(tmp_path, config)] * 2)
@@ -124,13 +119,10 @@ def test_weights_that_are_not_finite_end_all_ranks_though_one_reads_them(
 @pytest.mark.parametrize("reader, product", [(0, "self_attn.q_proj"), (1, "mlp.down_proj")])
 def test_weights_of_a_float8_student_that_are_not_finite_end_all_ranks(tmp_path, models, ragged_shard, reader, product):
     tiny.need_devices(2)
-    folder = tmp_path / "student"
-    shutil.copytree(models["llama"][0], folder)
+    student, teacher = models["llama"]
     name = f"model.layers.0.{product}.weight"
-    weights = tiny.load_weights(folder)
-    weights[name][40, 3] = float("nan")
-    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = tiny.base_config(tmp_path, str(folder), models["llama"][1], ragged_shard, parallel={"timeout_s": 40})
+    student = changed_copy(student, tmp_path / "student", setting(name, (40, 3), float("nan")))
+    config = tiny.base_config(tmp_path, student, teacher, ragged_shard, parallel={"timeout_s": 40})
     config["student"]["dtype"] = "float8"
     ranks = tiny.run_ranks([tiny.write_config(tmp_path, config)] * 2)
     assert [code for code, _ in ranks] == [tiny.BAD_INPUT] * 2, ranks
@@ -142,15 +134,11 @@ def test_weights_of_a_float8_student_that_are_not_finite_end_all_ranks(tmp_path,
 def test_tokens_without_a_finite_error_end_the_run_on_any_number_of_ranks(tmp_path, models, ragged_shard, processes):
     tiny.need_devices(processes)
     student, teacher = models["llama"]
-    folder = tmp_path / "teacher"
-    shutil.copytree(teacher, folder)
-    weights = tiny.load_weights(folder)
     # Finite weights with logits beyond fp32: infinite at those tokens alone whose hidden state is near this direction.
-    weights["lm_head.weight"][7] = 3e37
-    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    teacher = changed_copy(teacher, tmp_path / "teacher", setting("lm_head.weight", 7, 3e37))
     config = float8_config(
         tmp_path,
-        (student, str(folder)),
+        (student, teacher),
         ragged_shard,
         float8={"gate_tokens": 10**6},
         data={"eval": [{"path": ragged_shard}]},

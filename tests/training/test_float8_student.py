@@ -10,7 +10,7 @@ import transformers
 import reference_training
 import tiny
 from float8_teacher import NAMES, mixer_of, rounded
-from test_memory_plan import UNPLANNED, check_against_measured, config_of, profile
+from memory_plans import UNPLANNED, check_against_measured, config_of, profile
 
 SHADOW = ["float8_gradient_cosine"]
 OF_WEIGHTS = "float8_underflow_weight_gradients"
@@ -267,9 +267,7 @@ def test_the_plan_is_what_the_run_allocates(tmp_path, models, ragged_shard, shad
         config["train"]["dtype"] = "bfloat16"
         if dtype == "float8":
             config["float8"] = {"shadow_every": shadow_every}
-        path = tiny.write_config(tmp_path / name, config)
-        done = tiny.distill("profile-memory", "--config", path, "--out", tmp_path / name / "profile", "--json")
-        report = json.loads(done.stdout)
+        report = profile(tmp_path / name, config)
         measured = report["measured"]["peak"]
         assert abs(report["peak_error"]) * measured <= 0.03 * measured + UNPLANNED
         return report["plan"]["phases"]["forward"]["highest"]["student"]

@@ -1,12 +1,10 @@
 """Gemma 4: the numbers that multiply its layers' outputs, and folders that contradict their config.json."""
 
-import shutil
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import tiny
+from model_files import changed_copy
 
 LAYER = "model.layers.1."
 
@@ -16,15 +14,10 @@ def test_the_scales_of_the_layers_are_applied_and_not_trained(tmp_path, models, 
     initial = tiny.load_weights(student)
     scales = [f"model.layers.{layer}.layer_scalar" for layer in range(2)]
     assert all(abs(initial[name] - 1) > 0.01 for name in scales)
-    other = shutil.copytree(student, tmp_path / "other")
-    weights = load_file(other / "model.safetensors")
-    save_file(
-        weights | {name: torch.ones_like(weights[name]) for name in scales},
-        other / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    ones = {name: torch.ones_like(initial[name]) for name in scales}
+    other = changed_copy(student, tmp_path / "other", lambda weights: weights.update(ones))
     losses = []
-    for name, folder in (("student", student), ("others", str(other))):
+    for name, folder in (("student", student), ("others", other)):
         config = tiny.base_config(tmp_path / name, folder, teacher, ragged_shard, train={"steps": 4})
         config["optimizer"]["weight_decay"] = 0.5
         config["scheduler"] = {"type": "constant", "warmup_steps": 1}

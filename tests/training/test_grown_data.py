@@ -17,9 +17,8 @@ def place(tmp_path, models):
     data.mkdir()
     tiny.make_shard(data / "a.dtok", tiny.random_documents(1, [20, 40, 60]))
     tiny.make_shard(data / "b.dtok", tiny.random_documents(2, [30, 50]))
-    student, teacher = models["llama"]
     config = tiny.base_config(
-        tmp_path, student, teacher, str(data), train={"steps": 2, "global_batch_size": 2}, scheduler={"warmup_steps": 0}
+        tmp_path, *models["llama"], str(data), train={"steps": 2, "global_batch_size": 2}, scheduler={"warmup_steps": 0}
     )
     tiny.train(tmp_path, config)
     return tmp_path, config, data

@@ -18,7 +18,7 @@ from adapters import (
     logits_of,
     peft_folder,
 )
-from test_resume import files, state_files, timeless
+from run_results import files, state_files, timeless
 
 peft = pytest.importorskip("peft", reason="peft (scripts/requirements.txt) is not installed")
 

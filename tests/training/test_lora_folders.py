@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 import reference_training
 import tiny
 from adapters import EXPERTS, LORA, LORA_ON_EXPERTS, config_of, expect_pefts_evaluation, load_peft, logits_of
-from test_resume import change_weights, files
+from model_files import change_model, change_tensors
+from run_results import files
 
 peft = pytest.importorskip("peft", reason="peft (scripts/requirements.txt) is not installed")
 
@@ -44,10 +45,11 @@ def test_an_adapter_of_every_experts_modules_is_read_as_peft_reads_it(tmp_path, 
     assert set(written) == set(expected)
     assert all(torch.allclose(written[name], expected[name], atol=1e-15, rtol=0) for name in expected)
 
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    tensors.pop("base_model.model.model.layers.1.mlp.experts.3.up_proj.lora_B.weight")
-    tensors["base_model.model.model.layers.1.mlp.experts.0.down_proj.lora_A.weight"] = torch.zeros(3, 32)
-    save_file(tensors, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
+    def damage(tensors):
+        tensors.pop("base_model.model.model.layers.1.mlp.experts.3.up_proj.lora_B.weight")
+        tensors["base_model.model.model.layers.1.mlp.experts.0.down_proj.lora_A.weight"] = torch.zeros(3, 32)
+
+    change_tensors(adapter / "adapter_model.safetensors", damage)
     says = ["missing (1)", "experts.3.up_proj.lora_B.weight", "experts.0.down_proj.lora_A.weight ([4, 32] expected"]
     tiny.expect_refused(tmp_path / "bad", config | {"run": {"dir": str(tmp_path / "bad/run")}}, says)
 
@@ -162,12 +164,7 @@ def test_bad_adapters_are_named_before_anything_is_trained(tmp_path, models, rag
         tiny.expect_refused(tmp_path / f"{name}-run", config, [str(copy)] + says)
 
     def edit_tensors(change):
-        def edit(folder):
-            tensors = load_file(folder / "adapter_model.safetensors")
-            change(tensors)
-            save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-
-        return edit
+        return lambda folder: change_tensors(folder / "adapter_model.safetensors", change)
 
     a = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     refused(
@@ -240,7 +237,7 @@ def test_a_checkpoint_is_neither_continued_nor_exported_with_another_base(tmp_pa
     config["student"]["path"], config["run"]["dir"], config["train"]["steps"] = str(base), str(copy), 12
     moved = tiny.write_config(tmp_path, config)
     tiny.distill("--config", moved, "--resume", "--dry-run")
-    change_weights(base)
+    change_model(base, lambda weights: weights["model.norm.weight"].add_(1))
     refused = tiny.distill("--config", moved, "--resume", code=tiny.BAD_INPUT).stderr
     assert "the files of student.path, the base of its adapters" in refused
     for merge in ([], ["--merge"]):

@@ -6,24 +6,16 @@ import tiny
 from run_results import steps_of, weights_of
 
 BESIDE_THE_LOSS = {
-    "teacher_ce",
-    "forward_kl",
-    "reverse_kl",
-    "student_entropy",
-    "teacher_entropy",
-    "agreement",
-    "accuracy",
-}
+    "teacher_ce", "forward_kl", "reverse_kl", "student_entropy", "teacher_entropy", "agreement", "accuracy",
+}  # fmt: skip
 
 
 @pytest.fixture
 def run_of(tmp_path, models, ragged_shard):
     def build(name, metrics, **sections):
-        student, teacher = models["llama"]
         config = tiny.base_config(
             tmp_path / name,
-            student,
-            teacher,
+            *models["llama"],
             ragged_shard,
             data={"eval": [{"path": ragged_shard}]},
             train={"steps": 6, "deterministic": tiny.DEVICE == "cuda"},

@@ -9,14 +9,16 @@ from safetensors.torch import load_file, save_file
 
 import reference_training
 import tiny
+from model_files import change_model
 
 
 def with_other_head(folder):
     """A model that config.json calls tied, with an lm_head of other values."""
-    tiny.make_model(folder, "llama", seed=1, tied=True)
-    weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].flip(0).contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def change(weights):
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].flip(0).contiguous()
+
+    change_model(tiny.make_model(folder, "llama", seed=1, tied=True), change)
     return str(folder)
 
 
@@ -92,18 +94,10 @@ def test_tensors_that_are_left_out_are_named_once(tmp_path, models, ragged_shard
     path = tmp_path / "student" / "model.safetensors"
     weights = load_file(path)
     save_file(weights | {f"mtp.{i}.weight": torch.zeros(2) for i in range(20)}, path, metadata={"format": "pt"})
-    done = tiny.distill(
-        "eval",
-        "--student",
-        tmp_path / "student",
-        "--data",
-        ragged_shard,
-        "--set",
-        "train.device=cpu",
-        "data.seq_len=32",
-    )
+    command = ("eval", "--student", tmp_path / "student", "--data", ragged_shard)
+    done = tiny.distill(*command, "--set", "train.device=cpu", "data.seq_len=32")
     lines = [line for line in done.stderr.splitlines() if "mtp.0.weight" in line]
     assert len(lines) == 1 and "left out" in lines[0] and "(20)" in lines[0] and "and 14 more" in lines[0]
     save_file(weights | {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}, path, metadata={"format": "pt"})
-    refused = tiny.distill("eval", "--student", tmp_path / "student", "--data", ragged_shard, code=tiny.BAD_INPUT)
+    refused = tiny.distill(*command, code=tiny.BAD_INPUT)
     assert "unexpected inside the model (1): model.layers.0.self_attn.q_proj.bias" in refused.stderr

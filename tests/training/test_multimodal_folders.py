@@ -7,27 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 import cache_kinds
 import multimodal_models as multimodal
 import reference_training
-import test_resume
+import run_results
 import tiny
+from model_files import change_tensors
+from model_shapes import shape
 
-TEXT = dict(
-    vocab_size=tiny.VOCAB,
-    hidden_size=48,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=256,
-    initializer_range=0.15,
-)
-
-
+TEXT = shape(tiny.VOCAB, 48, 96, 2, 4, 2, head_dim=16, max_position_embeddings=256, initializer_range=0.15)
 TEACHER = TEXT | {"num_hidden_layers": 3, "vocab_size": tiny.TEACHER_VOCAB}
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
 YARN |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
@@ -137,9 +126,9 @@ def test_ranks_resumption_and_export_write_the_same_folder(tmp_path, folders, ra
     shutil.rmtree(tmp_path / "stopped" / "run" / "checkpoints" / "step-6")
     shutil.rmtree(tmp_path / "stopped" / "run" / "model")
     tiny.train(tmp_path / "stopped", stopped, "--resume")
-    assert test_resume.files(tmp_path / "stopped" / "run" / "model") == test_resume.files(whole / "model")
+    assert run_results.files(tmp_path / "stopped" / "run" / "model") == run_results.files(whole / "model")
     tiny.distill("export", "--checkpoint", whole / "checkpoints" / "step-6", "--out", tmp_path / "exported")
-    assert test_resume.files(tmp_path / "exported") == test_resume.files(whole / "model")
+    assert run_results.files(tmp_path / "exported") == run_results.files(whole / "model")
 
     ranked = tiny.train(tmp_path / "ranked", config("ranked", parallel={"processes": tiny.RANKS}))
     expect_other_parts(ranked / "model", folders[0])
@@ -171,10 +160,10 @@ def test_a_captured_teacher_and_an_evaluation_equal_the_running_one(tmp_path, fo
     cached = tiny.base_config(tmp_path / "cached", *folders, ragged_shard, data=data, train=train, eval={"every": 4})
     cached["teacher"] = {"source": "cache", "cache": str(tmp_path / "cache")}
     runs = [tiny.train(tmp_path / name, config) for name, config in (("online", online), ("cached", cached))]
-    records = [[test_resume.timeless(part) for part in tiny.read_metrics(run)] for run in runs]
+    records = [[run_results.timeless(part) for part in tiny.read_metrics(run)] for run in runs]
     for mine, theirs in zip(*(part[0] for part in records), strict=True):
         assert mine["loss"] == theirs["loss"]
-    files = [test_resume.files(run / "model") for run in runs]
+    files = [run_results.files(run / "model") for run in runs]
     assert files[0] == files[1]
     evaluated = tiny.evaluate(tmp_path, online, student_path=runs[0] / "model")
     assert evaluated["loss"] == pytest.approx(tiny.read_metrics(runs[0])[1][-1]["eval"]["loss"], rel=1e-6)
@@ -203,12 +192,7 @@ def edited_config(change):
 
 
 def edited_tensors(change):
-    def edit(folder):
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return edit
+    return lambda folder: change_tensors(folder / "model.safetensors", change)
 
 
 def without_text(tensors):

@@ -11,7 +11,8 @@ import transformers
 import event_points
 import tiny
 import token_shard
-from onpolicy_runs import END, TRANSFORMERS, command, completions, config_in, description, judged, losses, round_folder
+from onpolicy_runs import END, TRANSFORMERS, command, completions, config_in, description, judged, round_folder
+from run_results import losses_of
 
 LOGPROBS = r"mean log-probability (-[0-9.]+) nats, the engine's (-[0-9.]+)"
 
@@ -134,7 +135,7 @@ def held_out_numbers(run):
 
 def test_held_out_prompts_are_evaluated_and_never_trained_on(tmp_path, config, undisturbed_run, held_out_prompts):
     run = tiny.train(tmp_path, held_out_settings(config, "run", held_out_prompts))
-    assert losses(run) == losses(undisturbed_run)
+    assert losses_of(run) == losses_of(undisturbed_run)
     found = held_out_numbers(run)
     assert [step for step, _ in found] == [0, 2, 4]
     shards = [round_folder(run, number) / "held_out" / "shard-00000.dtok" for number in range(3)]
@@ -208,7 +209,7 @@ def test_several_ranks_train_as_one_does(tmp_path, config, undisturbed_run, para
         assert [line["completion_ids"] for line in completions(undisturbed_run, number)] == [
             line["completion_ids"] for line in completions(several, number)
         ]
-    np.testing.assert_allclose(losses(undisturbed_run), losses(several), rtol=2e-5)
+    np.testing.assert_allclose(losses_of(undisturbed_run), losses_of(several), rtol=2e-5)
 
 
 def test_completions_fill_sequences_evenly_when_there_are_more(tmp_path, config):
@@ -230,7 +231,7 @@ def test_the_state_leaves_the_device_in_the_engines_turn_and_comes_back(tmp_path
         undisturbed_run if ranks == 1 else tiny.train(tmp_path, config("stays", onpolicy={"offload": "none"}, **more))
     )
     moves = tiny.train(tmp_path, config("moves", onpolicy={"offload": "all"}, **more))
-    assert losses(moves) == losses(stays)
+    assert losses_of(moves) == losses_of(stays)
     log = (moves / "log.txt").read_text()
     assert len(re.findall(r"the engine's turn: [0-9.]+ [KM]iB of the state are in host memory", log)) == 3
     assert "the device while the engine writes: " in log and "of the state in host memory" in log
@@ -246,8 +247,7 @@ def test_the_plan_says_what_the_device_has_for_the_engine(tmp_path, config):
     def plan(code, **own):
         settings = config("run", onpolicy=own, memory={"machine": "H100-SXM"})
         settings["train"]["device"] = "cuda"
-        path = tiny.write_config(tmp_path, settings)
-        return json.loads(tiny.distill("plan", "--config", path, "--json", code=code).stdout)
+        return tiny.plan(tmp_path, settings, code=code)
 
     free = plan(tiny.SUCCESS, engine_gib=1)
     turn, device = free["engine_turn"], free["bytes"]["device_available"]
@@ -287,7 +287,7 @@ def test_an_on_policy_phase_follows_a_supervised_one(tmp_path, config, ragged_sh
     del first["onpolicy"]
     first = tiny.train(tmp_path, first)
     run = tiny.train(tmp_path, config("run"), "--resume-from", first / "checkpoints" / "step-3")
-    assert [step for step, _, _ in losses(run)] == [4, 5, 6]
+    assert [step for step, _, _ in losses_of(run)] == [4, 5, 6]
     assert description(run, 0)["request"]["first_step"] == 3 and description(run, 1)["request"]["steps"] == 1
 
 
@@ -297,7 +297,7 @@ def test_a_replay_repeats_a_step_with_the_rounds_that_are_there(tmp_path, config
     run = tiny.train(tmp_path, good)
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
     done = tiny.distill("replay", "--config", tmp_path / "config.yaml", "--step", 4)
-    assert losses(run / "replay-4")[-1] == losses(run)[3]
+    assert losses_of(run / "replay-4")[-1] == losses_of(run)[3]
     assert "sample 15: loss" in done.stdout
 
 
@@ -313,7 +313,8 @@ def test_the_teacher_is_captured_on_the_rounds_of_an_earlier_run(tmp_path, confi
     assert "every checksum fits" in tiny.distill("verify", cache).stdout
     offline = json.loads(json.dumps(online)) | {"teacher": {"source": "cache", "cache": str(cache)}}
     offline["run"]["dir"] = str(tmp_path / "offline" / "run")
-    np.testing.assert_allclose(losses(tiny.train(tmp_path, offline)), losses(tiny.train(tmp_path, online)), rtol=1e-5)
+    runs = [tiny.train(tmp_path, settings) for settings in (offline, online)]
+    np.testing.assert_allclose(losses_of(runs[0]), losses_of(runs[1]), rtol=1e-5)
 
 
 def test_verify_reads_the_rounds_and_a_round_is_training_data(tmp_path, config):
@@ -363,4 +364,4 @@ def test_an_engine_gets_the_adapters_in_the_weights(tmp_path, config):
     assert len(completions(run, 1)) == 12
     gaps = [abs(float(own) - float(engine)) for own, engine in re.findall(LOGPROBS, (run / "log.txt").read_text())]
     assert len(gaps) == 2 and max(gaps) < 1e-3
-    assert losses(run)[-1][1] < 0.9 * losses(run)[0][1]
+    assert losses_of(run)[-1][1] < 0.9 * losses_of(run)[0][1]

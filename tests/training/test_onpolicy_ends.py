@@ -21,11 +21,12 @@ from onpolicy_runs import (
     description,
     http_settings,
     judged,
-    losses,
+    killed_at,
     mark_of,
     processes_with,
     round_folder,
 )
+from run_results import losses_of
 
 
 @pytest.fixture
@@ -54,9 +55,7 @@ def test_a_broken_engine_is_named_and_loses_nothing(tmp_path, config, undisturbe
     mark = mark_of(tmp_path)
     broken = f"if [ {{round}} = 1 ]; then {command('--fault', fault, '--mark', mark)}; else {command()}; fi"
     settings = config("run", broken, onpolicy={"timeout_s": 2 if fault == "hang" else 600})
-    done = tiny.distill("--config", tiny.write_config(tmp_path, settings), code=tiny.RUNTIME_FAILURE)
-    for text in says:
-        assert text in done.stderr, done.stderr
+    tiny.expect_failure(tmp_path, settings, says)
     assert not processes_with(mark)
     run = Path(settings["run"]["dir"])
     assert jobs.complete_checkpoints(run)[-1].name == "step-2"
@@ -65,7 +64,7 @@ def test_a_broken_engine_is_named_and_loses_nothing(tmp_path, config, undisturbe
     tiny.train(tmp_path, settings, "--resume")
     assert description(run, 1)["result"]["completions"] == 8
     assert kept == 0 or fault in ("crash", "full")
-    assert losses(run) == losses(undisturbed_run)
+    assert losses_of(run) == losses_of(undisturbed_run)
 
 
 def test_weights_without_room_are_named_and_lose_nothing(tmp_path, config):
@@ -82,7 +81,7 @@ def test_weights_without_room_are_named_and_lose_nothing(tmp_path, config):
     assert re.search(r"onpolicy/weights/model.safetensors: cannot (write|resize): File too large", done.stderr)
     tiny.distill("--config", path, "--resume")
     assert description(run, 1)["request"]["first_step"] == 2
-    assert [step for step, _, _ in losses(run)] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _, _ in losses_of(run)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_few_bad_completions_are_left_out_with_a_warning(tmp_path, config):
@@ -118,22 +117,9 @@ def test_killed_runs_go_on_with_the_completions_that_are_there(tmp_path, config,
         lambda: lines(output[1]) >= 4,
         lambda: lines(output[2]) >= 1,
     ]
-    found = []  # completions that were there at the next start
-    for number, moment in enumerate(moments):
-        job = subprocess.Popen(
-            [tiny.binary(), "--config", path, *(["--resume"] if number else [])],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=tiny.environment(),
-        )
-        jobs.until(moment, job)
-        job.kill()
-        job.wait()
-        jobs.until(lambda: not processes_with(mark))
-        found.append(sum(map(lines, output)))
+    killed_at(moments, path, mark)
     tiny.distill("--config", path, "--resume")
-    assert losses(run) == losses(undisturbed)
+    assert losses_of(run) == losses_of(undisturbed)
     log = (run / "log.txt").read_text()
     assert "completions are there already" in log
     for number in range(3):
@@ -164,8 +150,7 @@ def test_killed_thirty_times_at_random_instants(tmp_path, config, staleness, kin
     for _ in range(30):
         begun = (run / "onpolicy").exists() or jobs.complete_checkpoints(run)
         how = "--resume" if begun else "--overwrite"
-        job = subprocess.Popen([tiny.binary(), "--config", path, how], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, env=tiny.environment())  # fmt: skip
+        job = tiny.start(path, how, stderr=subprocess.DEVNULL)
         try:
             job.wait(timeout=random.uniform(0.5, 4))
             break
@@ -174,7 +159,7 @@ def test_killed_thirty_times_at_random_instants(tmp_path, config, staleness, kin
             job.wait()
         jobs.until(lambda: not processes_with(mark))
     tiny.distill("--config", path, "--resume")
-    assert losses(run) == losses(undisturbed)
+    assert losses_of(run) == losses_of(undisturbed)
     assert not processes_with(mark)
 
 
@@ -182,12 +167,12 @@ def test_a_stopped_run_goes_on_with_the_round_that_it_was_writing_ahead(tmp_path
     undisturbed = tiny.train(tmp_path, config("undisturbed", onpolicy={"staleness": 1}))
     settings = config("run", command("--slow", 0.1), onpolicy={"staleness": 1})
     path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
-    job = subprocess.Popen([tiny.binary(), "--config", path], stdout=subprocess.DEVNULL, env=tiny.environment())
+    job = tiny.start(path)
     jobs.until(lambda: (round_folder(run, 1) / "output.jsonl").exists(), job)
     job.send_signal(signal.SIGTERM)
     assert job.wait(timeout=60) == tiny.STOPPED_BY_SIGNAL
     tiny.distill("--config", path, "--resume")
-    assert losses(run) == losses(undisturbed)
+    assert losses_of(run) == losses_of(undisturbed)
     assert description(run, 1)["request"] == description(undisturbed, 1)["request"]
 
 
@@ -213,9 +198,7 @@ def test_a_server_that_does_not_answer_ends_the_run_within_its_time(tmp_path, co
     mark = mark_of(tmp_path)
     settings = http_settings(config, "run", "sglang", mark, fault)
     settings["onpolicy"]["command"] = settings["onpolicy"]["command"].replace("--timeout 20", "--timeout 1")
-    error = tiny.distill("--config", tiny.write_config(tmp_path, settings), code=tiny.RUNTIME_FAILURE).stderr
-    for text in ["onpolicy.command ended with exit code 1 in round 0", *says]:
-        assert text in error, error
+    tiny.expect_failure(tmp_path, settings, ["onpolicy.command ended with exit code 1 in round 0", *says])
     assert not processes_with(mark)
 
 
@@ -224,7 +207,7 @@ def test_a_server_ends_when_the_run_is_killed(tmp_path, config):
     settings = http_settings(config, "run", "vllm", mark)
     settings["train"]["steps"] = 1000
     path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
-    job = subprocess.Popen([tiny.binary(), "--config", path], stdout=subprocess.DEVNULL, env=tiny.environment())
+    job = tiny.start(path)
     jobs.until(lambda: jobs.steps_done(run) >= 1, job)
     assert processes_with(mark)
     job.kill()
@@ -234,12 +217,12 @@ def test_a_server_ends_when_the_run_is_killed(tmp_path, config):
 
 def test_a_server_that_dies_or_keeps_its_weights_is_named(tmp_path, config):
     mark = mark_of(tmp_path)
-    dies = tiny.write_config(tmp_path / "dies", http_settings(config, "dies", "sglang", mark, "dies"))
-    error = tiny.distill("--config", dies, code=tiny.RUNTIME_FAILURE).stderr
-    assert "onpolicy.server ended with exit code 7" in error and "illegal memory access" in error
-    stale = tiny.write_config(tmp_path / "stale", http_settings(config, "stale", "sglang", mark, "stale"))
-    error = tiny.distill("--config", stale, code=tiny.RUNTIME_FAILURE).stderr
-    assert "weight_version: expected step-0-" in error and 'found "default"' in error
+    says = {
+        "dies": ["onpolicy.server ended with exit code 7", "illegal memory access"],
+        "stale": ["weight_version: expected step-0-", 'found "default"'],
+    }
+    for fault, texts in says.items():
+        tiny.expect_failure(tmp_path / fault, http_settings(config, fault, "sglang", mark, fault), texts)
     assert not processes_with(mark)
 
 
@@ -247,14 +230,14 @@ def test_a_signal_ends_the_engine_and_the_run_goes_on_later(tmp_path, config, un
     mark = mark_of(tmp_path)
     settings = config("run", command("--slow", 0.3, "--mark", mark))
     path, run = tiny.write_config(tmp_path, settings), Path(settings["run"]["dir"])
-    job = subprocess.Popen([tiny.binary(), "--config", path], stdout=subprocess.DEVNULL, env=tiny.environment())
+    job = tiny.start(path)
     jobs.until(lambda: (round_folder(run, 0) / "output.jsonl").exists(), job)
     job.send_signal(signal.SIGTERM)
     assert job.wait(timeout=60) == tiny.STOPPED_BY_SIGNAL
     assert not processes_with(mark) and not (run / "onpolicy" / "weights").exists()
     settings["onpolicy"]["command"] = command()
     tiny.train(tmp_path, settings, "--resume")
-    assert losses(run) == losses(undisturbed_run)
+    assert losses_of(run) == losses_of(undisturbed_run)
 
 
 def test_a_round_of_other_weights_is_written_anew(tmp_path, config):
@@ -294,4 +277,4 @@ def test_an_engine_with_other_weights_is_found_out(tmp_path, config):
     settings["onpolicy"]["command"] = f"{rollout} {{model}}"
     run = tiny.train(tmp_path, settings, "--resume")
     assert (round_folder(run, 1).parent / "round-00001.replaced").is_dir()
-    assert [step for step, _, _ in losses(run)] == [1, 2, 3, 4]
+    assert [step for step, _, _ in losses_of(run)] == [1, 2, 3, 4]

@@ -7,28 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 import tiny
 
 sys.path.append(str(tiny.REPOSITORY / "tests" / "scripts"))
 sys.path.append(str(tiny.REPOSITORY / "tests" / "cli"))
-from word_models import save_tokenizer  # noqa: E402
+from word_models import save_random_model  # noqa: E402
 
 WORDS = ["<eos>", *(f"w{index}" for index in range(60))]
 
 
 def make_model(folder, seed, hidden):
-    config = transformers.LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256, bos_token_id=None, eos_token_id=0,
-        pad_token_id=0, initializer_range=0.4,
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder, WORDS)
-    return folder
+    return save_random_model(folder, WORDS, seed, hidden=hidden, positions=256, spread=0.4)
 
 
 def make_texts(folder, name, seed, count):

@@ -2,155 +2,76 @@
 
 import json
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 import event_points
 import jobs
+import memory_plans
 import other_tokenizers
 import reference_training
 import tiny
+from aligned_rounds import (
+    END,
+    LOGPROBS,
+    LOSS,
+    RETOKENIZER,
+    TEXTS,
+    command,
+    config_in,
+    documents_of,
+    off_policy,
+    same_documents,
+    tokenizer_of,
+    write_texts,
+)
 from onpolicy_runs import (
-    ENGINE,
     TRANSFORMERS,
     completions,
     description,
     http_settings,
     judged,
-    losses,
+    killed_at,
     mark_of,
     processes_with,
     round_folder,
 )
-from run_results import weights_of
-from test_memory_plan import UNPLANNED
-
-END = 0  # of both
-MOST = 16  # onpolicy.max_new_tokens
-RETOKENIZE = tiny.REPOSITORY / "scripts" / "retokenize_completions.py"
-LOSS = {"divergence": "reverse_kl", "hard_weight": 0.0, "soft_weight": 1.0, "span_weight": 1.0}
-TEXTS = [
-    "The ranks wait for each other, and a token ends.",
-    "a shard has 🙂 and naïve documents",
-    "memory of the plan\n\nand more",
-    "one",
-    "It is read by the teacher: sequences of tokens.",
-]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    student, teacher = other_tokenizers.make_pair(tmp_path_factory.mktemp("pair"))
-    (Path(student) / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
-    return student, teacher
-
-
-@pytest.fixture(scope="module")
-def questions():
-    lines = (tiny.REPOSITORY / "docs/ranks.md").read_text().split(". ")
-    return [line.strip()[:24] for line in lines if len(line) > 30][:20]
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory, pair, questions):
-    """Prompts of texts in the tokens of both models."""
-    records = [{"prompt": question, "completion": "x"} for question in questions]
-    return other_tokenizers.tokenize(*pair, records, tmp_path_factory.mktemp("prompts") / "prompts", "--prompts")[0]
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory, pair):
-    """A file with the student's tokens of TEXTS."""
-    file = tmp_path_factory.mktemp("texts") / "texts.json"
-    file.write_text(json.dumps([ids_of(pair[0], text) for text in TEXTS]))
-    return file
-
-
-def tokenizer_of(folder):
-    return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-
-
-def ids_of(folder, text):
-    return tokenizer_of(folder).encode(text, add_special_tokens=False).ids
-
-
-def command(*arguments, texts=None):
-    words = [sys.executable, ENGINE, "--prompts", "{prompts}", "--output", "{output}", "--vocab", "330", "--end", END]
-    return " ".join(map(str, [*words, *(["--texts", texts] if texts else []), *arguments]))
-
-
-RETOKENIZER = f"{sys.executable} {RETOKENIZE} --completions {{completions}} --output {{output}}"
+from run_results import losses_of, weights_of
+from token_shards.tokenizer_files import TokenizerFiles
 
 
 @pytest.fixture
-def config(tmp_path, pair, prompts, texts):
-    """config(name, engine, **sections): rounds of two steps, four sequences in each."""
-
-    def build(name, engine=None, retokenize=RETOKENIZER, **sections):
-        onpolicy = {"prompts": prompts, "command": engine or command(texts=texts), "retokenize": retokenize}
-        onpolicy |= {"every": 2, "max_new_tokens": MOST} | sections.pop("onpolicy", {})
-        train = {"steps": 6, "global_batch_size": 4, "micro_batch_size": 2, "deterministic": tiny.DEVICE == "cuda"}
-        settings = tiny.base_config(
-            tmp_path / name,
-            *pair,
-            prompts,
-            data={"seq_len": 48, "teacher_seq_len": 48, "packing": "pack"} | sections.pop("data", {}),
-            train=train | sections.pop("train", {}),
-            teacher={"path": pair[1], "alignment": "bytes"} | sections.pop("teacher", {}),
-            onpolicy=onpolicy,
-            onpolicy_loss=dict(LOSS) | sections.pop("onpolicy_loss", {}),
-            scheduler={"warmup_steps": 0},
-            **{"optimizer": {"lr": 1e-3}} | sections,
-        )
-        if settings["onpolicy"].get("fraction", 1) == 1:
-            settings["data"].pop("train", None)
-        settings.pop("loss", None)
-        return settings
-
-    return build
+def config(tmp_path, aligned_pair, aligned_prompts):
+    return config_in(tmp_path, aligned_pair, aligned_prompts)
 
 
 @pytest.fixture(scope="module")
-def vocabularies(pair):
-    return [other_tokenizers.Vocabulary(folder, {}) for folder in pair]
+def vocabularies(aligned_pair):
+    return [other_tokenizers.Vocabulary(folder, {}) for folder in aligned_pair]
 
 
-def documents_of(run, number):
-    return other_tokenizers.documents_of(round_folder(run, number))
-
-
-def same_documents(found, expected):
-    return all(np.array_equal(a, b) for one, other in zip(found, expected, strict=True) for a, b in zip(one, other))
-
-
-def test_a_round_is_what_tokenize_writes_of_the_same_texts(tmp_path, config, pair):
+def test_a_round_is_what_tokenize_writes_of_the_same_texts(tmp_path, config, aligned_pair):
     """And its rows have the losses of these, bit for bit. Each takes more than half of a sequence."""
-    long_texts = tmp_path / "long.json"
-    long_texts.write_text(json.dumps([ids_of(pair[0], TEXTS[at]) for at in (0, 1, 4)]))
+    long_texts = write_texts(tmp_path / "long.json", aligned_pair[0], [TEXTS[at] for at in (0, 1, 4)])
     still = {"lr": 1e-20, "weight_decay": 0.0}
     train = {"steps": 8, "global_batch_size": 1, "micro_batch_size": 1}
     own = {"every": 8, "max_new_tokens": 32}
     lengths = {"seq_len": 56, "teacher_seq_len": 56}
     engine = command(texts=long_texts)
     run = tiny.train(tmp_path, config("run", engine, train=train, onpolicy=own, optimizer=still, data=lengths))
-    lines, student = completions(run, 0), tokenizer_of(pair[0])
+    lines, student = completions(run, 0), tokenizer_of(aligned_pair[0])
     assert {line["finish_reason"] for line in lines} == {"stop"}
     records = [
         {"prompt": student.decode(line["prompt_ids"]), "completion": student.decode(line["completion_ids"])}
         for line in lines
     ]
-    shard, _ = other_tokenizers.tokenize(*pair, records, tmp_path / "pairs")
+    shard, _ = other_tokenizers.tokenize(*aligned_pair, records, tmp_path / "pairs")
     assert same_documents(documents_of(run, 0), other_tokenizers.documents_of(shard))
-    again = config("again", train=train, optimizer=still, data=lengths)
-    again["loss"] = again.pop("onpolicy_loss")
+    again = off_policy(config("again", train=train, optimizer=still, data=lengths))
     again["data"]["train"] = [{"path": shard}]
-    del again["onpolicy"]
     names = ("loss", "hard", "soft", "teacher_ce", "reverse_kl", "span_loss", "valid_tokens", "grad_norm")
 
     def rows(run):
@@ -173,9 +94,9 @@ def test_training_follows_a_reference_in_plain_pytorch(tmp_path, config, vocabul
     assert tiny.relative_difference(trained, {name: model.state_dict()[name] for name in trained}) < 1e-4
 
 
-def test_each_token_has_its_judgement_where_the_two_are_compared(tmp_path, config, pair, vocabularies):
+def test_each_token_has_its_judgement_where_the_two_are_compared(tmp_path, config, aligned_pair, vocabularies):
     run = tiny.train(tmp_path, config("run", train={"steps": 2}, run={"tensorboard": True}))
-    models = [reference_training.load(folder).eval() for folder in pair]
+    models = [reference_training.load(folder).eval() for folder in aligned_pair]
     documents, made = documents_of(run, 0), judged(run, 0)
     compared = 0
     for one in made["completions"]:
@@ -204,10 +125,10 @@ def test_each_token_has_its_judgement_where_the_two_are_compared(tmp_path, confi
     assert "the teacher's tokens" in (run / "report.html").read_text()
 
 
-def test_any_tokens_can_be_judged(tmp_path, config, pair):
+def test_any_tokens_can_be_judged(tmp_path, config, aligned_pair):
     """Random tokens, most of which are no text: byte by byte in the teacher's tokens, without the last character."""
     run = tiny.train(tmp_path, config("run", command(), onpolicy={"max_bad": 0.5}))
-    own, its = (tokenizer_of(folder) for folder in pair)
+    own, its = (tokenizer_of(folder) for folder in aligned_pair)
     specials = range(3)
     byte_of = {c: i for i, c in enumerate(other_tokenizers._byte_characters())}
 
@@ -248,16 +169,15 @@ def test_several_ranks_train_as_one_does(tmp_path, config, ranks, staleness):
     several = tiny.train(tmp_path, config("several", onpolicy=own, parallel={"processes": ranks}))
     for number in range(3):
         assert same_documents(documents_of(one, number), documents_of(several, number))
-    np.testing.assert_allclose(losses(one), losses(several), rtol=2e-5)
+    np.testing.assert_allclose(losses_of(one), losses_of(several), rtol=2e-5)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_killed_runs_go_on_as_if_nothing_had_been(tmp_path, config, texts, staleness):
+def test_killed_runs_go_on_as_if_nothing_had_been(tmp_path, config, staleness):
     """Killed while the engine writes, while the completions are rewritten, and while steps run. What is left off is
     counted as it is in a run that nobody disturbs, and no command outlives the run."""
     own = {"staleness": staleness, "max_bad": 0.5}
-    random_words = config("undisturbed", command(), onpolicy=own)
-    undisturbed = tiny.train(tmp_path, random_words)
+    undisturbed = tiny.train(tmp_path, config("undisturbed", command(), onpolicy=own))
     mark = mark_of(tmp_path)
     slow = f"sleep 0.5; {RETOKENIZER} # {mark}\nsleep 0.5 # {mark}"
     engine = command("--slow", 0.05, "--mark", mark)
@@ -275,17 +195,9 @@ def test_killed_runs_go_on_as_if_nothing_had_been(tmp_path, config, texts, stale
         exists(1, "retokenize.jsonl"),
         exists(2, "retokenized.jsonl"),
     ]
-    for number, moment in enumerate(moments):
-        job = subprocess.Popen(
-            [tiny.binary(), "--config", path, *(["--resume"] if number else [])],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=tiny.environment(),
-        )  # fmt: skip
-        jobs.until(moment, job)
-        job.kill()
-        job.wait()
-        jobs.until(lambda: not processes_with(mark))
+    killed_at(moments, path, mark)
     tiny.distill("--config", path, "--resume")
-    assert losses(run) == losses(undisturbed)
+    assert losses_of(run) == losses_of(undisturbed)
     assert weights_of(run) == weights_of(undisturbed)
     for number in range(3):
         assert completions(run, number) == completions(undisturbed, number)
@@ -310,70 +222,60 @@ def test_with_staleness_the_completions_are_rewritten_while_the_round_before_is_
     assert int(noted.read_text() or 0) < 190
 
 
+OTHER_TEXTS = (
+    f"{sys.executable} -c 'import sys, json; lines = [json.loads(x) for x in open(sys.argv[1])]; "
+    'open(sys.argv[2], "w").write("".join(json.dumps({{"id": x["id"], "tokens": len(x["completion_ids"]), '
+    '"teacher_ids": [7]}}) + chr(10) for x in lines))\' {completions} {output}'
+)
+UNREAD = "# {completions} {output}"
 FAULTS = {
-    "fails": (
-        "echo no room >&2; exit 3 # {completions} {output}",
-        ["onpolicy.retokenize ended with exit code 3", "no room"],
-    ),
-    "silent": (
-        "true # {completions} {output}",
-        ["has not written the file of {output}", "retokenized.jsonl: no such file"],
-    ),
+    "fails": (f"echo no room >&2; exit 3 {UNREAD}", ["onpolicy.retokenize ended with exit code 3", "no room"]),
+    "silent": (f"true {UNREAD}", ["has not written the file of {output}", "retokenized.jsonl: no such file"]),
     "empty": ("touch {output} # {completions}", ["8 of 8 completions", "no good line with the teacher's tokens"]),
-    "hangs": ("sleep 100 # {completions} {output}", ["onpolicy.retokenize has not ended within 3 s"]),
-    "other": (
-        f"{sys.executable} -c 'import sys, json, re; lines = [json.loads(x) for x in open(sys.argv[1])]; "
-        'open(sys.argv[2], "w").write("".join(json.dumps({{"id": x["id"], "tokens": len(x["completion_ids"]), '
-        '"teacher_ids": [7]}}) + chr(10) for x in lines))\' {completions} {output}',
-        ["retokenized.jsonl:1: completion 0: the texts of student and teacher differ"],
-    ),
+    "hangs": (f"sleep 100 {UNREAD}", ["onpolicy.retokenize has not ended within 3 s"]),
+    "other": (OTHER_TEXTS, ["retokenized.jsonl:1: completion 0: the texts of student and teacher differ"]),
 }
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, aligned_pair, aligned_prompts):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return tiny.train(folder, config_in(folder, aligned_pair, aligned_prompts)("undisturbed"))
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_broken_retokenizer_is_named_and_loses_nothing(tmp_path, config, fault):
+def test_a_broken_retokenizer_is_named_and_loses_nothing(tmp_path, config, undisturbed, fault):
     """In the second round; a repaired one goes on with the engine's completions, as if nothing had been wrong."""
     broken, says = FAULTS[fault]
-    undisturbed = tiny.train(tmp_path, config("undisturbed"))
     switched = f"case {{completions}} in *round-00001*) {broken}\n;; *) {RETOKENIZER}\n;; esac"
     settings = config("run", retokenize=switched, onpolicy={"timeout_s": 3 if fault == "hangs" else 600})
-    done = tiny.distill("--config", tiny.write_config(tmp_path, settings), code=tiny.RUNTIME_FAILURE)
-    for text in says:
-        assert text in done.stderr, done.stderr
+    tiny.expect_failure(tmp_path, settings, says)
     run = Path(settings["run"]["dir"])
     assert jobs.complete_checkpoints(run)[-1].name == "step-2"
     settings["onpolicy"] |= {"retokenize": RETOKENIZER, "timeout_s": 600}
     if fault not in ("empty", "other"):  # there the engine is asked again, since its completions seem unusable
-        settings["onpolicy"]["command"] = f"if [ {{round}} = 1 ]; then exit 9; else {command()}; fi".replace(
-            command(), config("again")["onpolicy"]["command"]
-        )
+        engine = settings["onpolicy"]["command"]
+        settings["onpolicy"]["command"] = f"if [ {{round}} = 1 ]; then exit 9; else {engine}; fi"
     tiny.train(tmp_path, settings, "--resume")
-    assert losses(run) == losses(undisturbed)
+    assert losses_of(run) == losses_of(undisturbed)
 
 
-def test_what_is_missing_is_refused_before_the_first_step(tmp_path, config, pair, prompts):
+def test_what_is_missing_is_refused_before_the_first_step(tmp_path, config, aligned_pair, aligned_prompts):
     line = (
         "retokenize: .venv/bin/python scripts/retokenize_completions.py --completions {completions} --output {output}"
     )
     tiny.expect_refused(tmp_path / "none", config("none", retokenize=""), ["onpolicy.retokenize", line])
     wrong = config("wrong", retokenize="x {completions} {output} {model}")
     tiny.expect_refused(tmp_path / "wrong", wrong, ["placeholders of {completions}, {output}", "{model}"])
-    plain = other_tokenizers.shard_file.Shard(
-        other_tokenizers.shard_file.ShardSpec(330, tokenizer_hash(pair[0])),
-    )
-    plain.add(other_tokenizers.documents_of(prompts)[0][0], None)
+    shard_file = other_tokenizers.shard_file
+    plain = shard_file.Shard(shard_file.ShardSpec(330, TokenizerFiles.load(Path(aligned_pair[0])).hash))
+    plain.add(other_tokenizers.documents_of(aligned_prompts)[0][0], None)
     plain.write(tmp_path / "plain.dtok")
     lacking = config("lacking", onpolicy={"prompts": str(tmp_path / "plain.dtok")})
     tiny.expect_refused(tmp_path / "lacking", lacking, ["plain.dtok: document 0: expected a text in the tokens of"])
 
 
-def tokenizer_hash(folder):
-    from token_shards.tokenizer_files import TokenizerFiles
-
-    return TokenizerFiles.load(Path(folder)).hash
-
-
-def test_held_out_prompts_and_the_teachers_own_prompts(tmp_path, config, pair, questions):
+def test_held_out_prompts_and_the_teachers_own_prompts(tmp_path, config, aligned_pair, questions):
     """Conversations whose turns end with other tokens; the teacher has another prompt, which knows the answer."""
     records = [
         {
@@ -383,132 +285,33 @@ def test_held_out_prompts_and_the_teachers_own_prompts(tmp_path, config, pair, q
         for question in questions
     ]
     folders = [
-        other_tokenizers.tokenize(*pair, part, tmp_path / name, "--prompts")[0]
+        other_tokenizers.tokenize(*aligned_pair, part, tmp_path / name, "--prompts")[0]
         for name, part in (("train", records[:15]), ("held-out", records[15:]))
     ]
-    more = {
-        "train": {"steps": 4},
-        "data": {"seq_len": 160, "teacher_seq_len": 192},
-        "eval": {"every": 2, "at_start": True},
-    }
-    onpolicy, pairs = (
-        {"prompts": folders[0], "eval_prompts": folders[1]},
-        {"token_pairs": ["<|im_end|>=<|eot|>"]},
-    )
-    run = tiny.train(tmp_path, config("run", onpolicy=onpolicy, teacher=pairs, **more))
+    lengths, pairs = {"seq_len": 160, "teacher_seq_len": 192}, {"token_pairs": ["<|im_end|>=<|eot|>"]}
+    sections = {"train": {"steps": 4}, "data": lengths, "eval": {"every": 2, "at_start": True}, "teacher": pairs}
+    run = tiny.train(tmp_path, config("run", onpolicy={"prompts": folders[0], "eval_prompts": folders[1]}, **sections))
     assert [line["round"]["held_out"]["completions"] for line in tiny.read_rounds(run)] == [5, 5]
-    its = tokenizer_of(pair[1])
+    its = tokenizer_of(aligned_pair[1])
     for part in (round_folder(run, 0), round_folder(run, 0) / "held_out"):
         for tokens, in_loss, its_tokens, its_in_loss in other_tokenizers.documents_of(part):
             assert "Say yes." in its.decode(its_tokens[~its_in_loss].tolist())
-            assert "Say yes." not in tokenizer_of(pair[0]).decode(tokens[~in_loss].tolist())
+            assert "Say yes." not in tokenizer_of(aligned_pair[0]).decode(tokens[~in_loss].tolist())
             assert its.decode(its_tokens[its_in_loss].tolist()) in TEXTS or not in_loss[-1] or tokens[-1] != END
-    held_out = json.loads((round_folder(run, 0) / "round.json").read_text())["result"]["held_out"]
-    again = config("again", data=more["data"] | {"eval": str(round_folder(run, 0) / "held_out")}, teacher=pairs)
-    again["loss"] = again.pop("onpolicy_loss")
-    del again["onpolicy"]
-    report = tiny.evaluate(tmp_path, again)
+    held_out = description(run, 0)["result"]["held_out"]
+    again = config("again", data=lengths | {"eval": str(round_folder(run, 0) / "held_out")}, teacher=pairs)
+    report = tiny.evaluate(tmp_path, off_policy(again))
     assert report["valid_tokens"] == held_out["tokens"]
     assert report["reverse_kl"] == pytest.approx(held_out["reverse_kl"], rel=1e-5)
 
 
-@pytest.fixture
-def three_teachers(tmp_path, config, pair, questions):
-    """config(name, engine, **sections): two teachers with tokenizers of their own, and one with the student's that has
-    its own prompts."""
-    third = other_tokenizers.make_tokenizer(
-        tmp_path / "third", [(tiny.REPOSITORY / "docs" / "ranks.md").read_text()], 380, ["<|end|>", "<|x|>"]
-    )
-    other_tokenizers.with_model(third, "llama", 4, hidden=64)
-    same = other_tokenizers.copy_of(pair[0], tmp_path / "same")
-    other_tokenizers.with_model(same, "llama", 5, hidden=64)
-    records = [{"prompt": question, "completion": "x"} for question in questions]
-    shards = {
-        name: other_tokenizers.tokenize(pair[0], teacher, part, tmp_path / f"{name}-prompts", "--prompts")[0]
-        for name, teacher, part in (("other", pair[1], records[::3]), ("third", third, records[1::3]))
-    }
-    own = [one | {"teacher_prompt": "Say no: " + one["prompt"]} for one in records[2::3]]
-    source = tmp_path / "own.jsonl"
-    source.write_text("".join(json.dumps(one) + "\n" for one in own))
-    shards["same"] = str(tmp_path / "same-prompts")
-    words = [tiny.REPOSITORY / "scripts/tokenize.py", "--tokenizer", pair[0], "--output", shards["same"], "--prompts"]
-    subprocess.run([sys.executable, *map(str, words), str(source), "--quiet"], check=True, capture_output=True)
-
-    def build(name, engine=None, **sections):
-        settings = config(name, engine, **sections)
-        settings["train"]["micro_batch_size"] = 1
-        settings["onpolicy"]["completions"] = 12
-        by_bytes = {"alignment": "bytes"}
-        settings["teachers"] = [
-            {"name": "other", "path": settings.pop("teacher")["path"]} | by_bytes,
-            {"name": "same", "path": str(same)},
-            {"name": "third", "path": str(third)} | by_bytes,
-        ]
-        weights = {"other": 1, "same": 1, "third": 3}  # the first sequences are of the last shard
-        settings["onpolicy"]["prompts"] = [
-            {"path": path, "teacher": name, "weight": weights[name]} for name, path in shards.items()
-        ]
-        return settings
-
-    return build
-
-
-def test_teachers_with_several_tokenizers_have_a_shard_each(tmp_path, three_teachers, pair):
-    settings = three_teachers("run", TRANSFORMERS, onpolicy={"max_bad": 0.5})
-    run = tiny.train(tmp_path, settings)
-    for number in range(3):
-        lines = completions(run, number)
-        assert {line["teacher"] for line in lines} == {"other", "same", "third"}
-        in_order = [[line for line in lines if line["teacher"] == name] for name in ("same", "other", "third")]
-        for place, own in enumerate(in_order):
-            shard = round_folder(run, number) / f"shard-{place:05d}.dtok"
-            _, tokens, masks = other_tokenizers.shard_file.read(shard)
-            its = other_tokenizers.shard_file.read_teacher(shard)
-            for line, ids, mask, (its_ids, its_mask) in zip(own, tokens, masks, its, strict=True):
-                assert ids[mask].tolist() == line["completion_ids"]
-                assert its_ids[its_mask].tolist() == line.get("teacher_ids", line["completion_ids"])
-                assert ("teacher_ids" in line) == (line["teacher"] != "same")
-                if line["teacher"] == "same":
-                    assert tokenizer_of(pair[0]).decode(its_ids[~its_mask].tolist()).startswith("Say no: ")
-        in_order = [line for own in in_order for line in own]
-        for one in judged(run, number)["completions"]:
-            line = in_order[one["document"]]
-            assert line["teacher"] == "third" and one["document"] > 4
-            assert one["ids"] == line["completion_ids"]
-            np.testing.assert_allclose(one["logprob"], line["logprobs"], atol=1e-3)
-    log = (run / "log.txt").read_text()
-    for own, engine in re.findall(r"mean log-probability (-[0-9.]+) nats, the engine's (-[0-9.]+)", log):
-        assert float(own) == pytest.approx(float(engine), abs=1e-3)
-    steps = tiny.read_metrics(run)[0]
-    for name in ("other", "same", "third"):
-        of_teacher = [step["teachers"][name] for step in steps if name in step["teachers"]]
-        assert of_teacher and all(("boundary_share" in one) == (name != "same") for one in of_teacher)
-    assert tiny.distill("verify", run).stdout.count("on-policy round, ") == 3
-
-
-def test_rounds_of_several_shards_are_resumed_and_replayed(tmp_path, three_teachers):
-    checkpoint = {"every": 1, "keep": 10}
-    whole = tiny.train(tmp_path, three_teachers("whole", checkpoint=checkpoint))
-    half = three_teachers("half", checkpoint=checkpoint, train={"steps": 6})
-    run = tiny.train(tmp_path, half)
-    tiny.distill("--config", tiny.write_config(tmp_path, half), "--resume-from", run / "checkpoints" / "step-3")
-    assert losses(run) == losses(whole) and weights_of(run) == weights_of(whole)
-    tiny.distill("replay", "--config", tmp_path / "config.yaml", "--step", 4)
-    assert losses(run / "replay-4")[-1] == losses(whole)[3]
-    second = round_folder(run, 1) / "shard-00001.dtok"
-    shutil.copy(round_folder(run, 0) / "shard-00001.dtok", second)
-    arguments = ("--resume-from", run / "checkpoints" / "step-3")
-    error = tiny.distill("--config", tiny.write_config(tmp_path, half), *arguments, code=(1, 2)).stderr
-    assert "expected the round in which the checkpoint was saved" in error
-
-
-def test_texts_are_cut_at_the_same_byte_in_both(tmp_path, config, pair):
+def test_texts_are_cut_at_the_same_byte_in_both(tmp_path, config, aligned_pair):
     """The prompt of a text is its first half, up to a boundary that both have."""
     paragraphs = (tiny.REPOSITORY / "docs/ranks.md").read_text().split("\n\n")
     records = [{"text": one} for one in paragraphs if 60 < len(one) < 600]
-    shard, _ = other_tokenizers.tokenize(*pair, records, tmp_path / "texts", "--part-tokens", "32")
+    shard, _ = other_tokenizers.tokenize(*aligned_pair, records, tmp_path / "texts", "--part-tokens", "32")
     run = tiny.train(tmp_path, config("run", onpolicy={"prompts": shard}))
-    own, its = (tokenizer_of(folder) for folder in pair)
+    own, its = (tokenizer_of(folder) for folder in aligned_pair)
     for number in range(3):
         for tokens, in_loss, its_tokens, its_in_loss in documents_of(run, number):
             prompt = own.decode(tokens[~in_loss].tolist())
@@ -516,49 +319,44 @@ def test_texts_are_cut_at_the_same_byte_in_both(tmp_path, config, pair):
 
 
 def test_a_replay_repeats_a_step(tmp_path, config):
-    settings = config("run", "exit 9 # {prompts} {output}", "exit 9 # {completions} {output}")
-    good = config("run")
-    run = tiny.train(tmp_path, good)
-    (tmp_path / "config.yaml").write_text(json.dumps(settings))
-    tiny.distill("replay", "--config", tmp_path / "config.yaml", "--step", 4)
-    assert losses(run / "replay-4")[-1] == losses(run)[3]
+    run = tiny.train(tmp_path, config("run"))
+    without = config("run", "exit 9 # {prompts} {output}", "exit 9 # {completions} {output}")
+    tiny.distill("replay", "--config", tiny.write_config(tmp_path, without), "--step", 4)
+    assert losses_of(run / "replay-4")[-1] == losses_of(run)[3]
 
 
 def test_transformers_and_servers_need_not_know_of_it(tmp_path, config):
-    run = tiny.train(tmp_path, config("run", TRANSFORMERS, train={"steps": 2}, onpolicy={"max_bad": 0.5}))
-    own, engine = map(
-        float,
-        re.search(
-            r"mean log-probability (-[0-9.]+) nats, the engine's (-[0-9.]+)", (run / "log.txt").read_text()
-        ).groups(),
-    )
+    lossy = {"max_bad": 0.5}
+    run = tiny.train(tmp_path, config("run", TRANSFORMERS, train={"steps": 2}, onpolicy=lossy))
+    own, engine = map(float, re.search(LOGPROBS, (run / "log.txt").read_text()).groups())
     assert own == pytest.approx(engine, abs=1e-3)
     assert all(line["teacher_ids"] for line in completions(run, 0))
     mark = mark_of(tmp_path)
-    settings = http_settings(
-        lambda name, engine: config(name, engine, onpolicy={"max_bad": 0.5}), "http", "sglang", mark
-    )
+    settings = http_settings(lambda name, engine: config(name, engine, onpolicy=lossy), "http", "sglang", mark)
     served = tiny.train(tmp_path, settings)
     assert all(line["teacher_ids"] for line in completions(served, 2))
     assert not processes_with(mark)
 
 
 def test_memory_is_what_the_plan_says(tmp_path, config):
-    path = tiny.write_config(tmp_path, config("run"))
-    done = tiny.distill("profile-memory", "--config", path, "--out", tmp_path / "profile", "--json", "--steps", "2")
-    report = json.loads(done.stdout)  # and nothing of the rounds
-    for phase in ("teacher", "forward", "head", "backward"):
-        planned, measured = (report[side]["phases"][phase]["peak"] for side in ("plan", "measured"))
-        assert measured - UNPLANNED <= planned <= 1.25 * measured, phase
+    report = memory_plans.profile(tmp_path, config("run"), "--steps", 2)  # and says nothing of the rounds
+    memory_plans.check_peaks(report, 1.25)
 
 
-def test_the_example_passes_a_dry_run_on_tiny_models(tmp_path, pair, prompts, questions):
+def test_the_example_passes_a_dry_run_on_tiny_models(tmp_path, aligned_pair, aligned_prompts, questions):
     example = tiny.REPOSITORY / "configs" / "onpolicy_qwen3_from_llama3.yaml"
     assert "alignment: bytes" in example.read_text() and "retokenize: .venv/bin/python" in example.read_text()
-    sets = [f"student.path={pair[0]}", f"teacher.path={pair[1]}", "teacher.token_pairs=[<|im_end|>=<|eot|>]"]
+    student, teacher = aligned_pair
+    sets = [f"student.path={student}", f"teacher.path={teacher}", "teacher.token_pairs=[<|im_end|>=<|eot|>]"]
     records = [{"prompt": question, "completion": "Yes."} for question in questions]
-    sets += [f"data.eval={other_tokenizers.tokenize(*pair, records, tmp_path / 'eval')[0]}"]
-    sets += [f"onpolicy.prompts={prompts}", "onpolicy.max_new_tokens=16", "data.seq_len=48", "data.teacher_seq_len=48"]
-    sets += ["train.device=cpu", "train.dtype=float32", f"run.dir={tmp_path / 'run'}"]
+    sets += [f"data.eval={other_tokenizers.tokenize(*aligned_pair, records, tmp_path / 'eval')[0]}"]
+    sets += [f"onpolicy.prompts={aligned_prompts}", "onpolicy.max_new_tokens=16"]
+    sets += [
+        "data.seq_len=48",
+        "data.teacher_seq_len=48",
+        "train.device=cpu",
+        "train.dtype=float32",
+        f"run.dir={tmp_path / 'run'}",
+    ]
     tiny.distill("--config", example, "--dry-run", *(part for one in sets for part in ("--set", one)))
     assert not (tmp_path / "run").exists()

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import memory_plans
 import other_tokenizers
 import reference_training
 import tiny
+from model_files import change_model
 from run_results import steps_of, weights_of
-from test_memory_plan import UNPLANNED
 
 LOSSES = {
     "jsd": {"divergence": "jsd", "beta": 0.3, "hard_weight": 0.3, "soft_weight": 0.7},
@@ -71,7 +72,7 @@ def test_models_with_softcaps_follow_it_too(tmp_path, pair, vocabularies, texts,
     for folder, cap in zip(models, (2.0, 3.5), strict=True):
         config = json.loads((Path(folder) / "config.json").read_text())
         if config.get("final_logit_softcapping"):
-            (Path(folder) / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": cap}))
+            change_model(folder, final_logit_softcapping=cap)
     expect_training_follows(tmp_path, models, vocabularies, texts, loss)
 
 
@@ -212,13 +213,8 @@ def test_the_plan_and_bf16_know_the_pieces(tmp_path, pair, texts, softcaps):
     in_fp32 = config_of(tmp_path / "exact", pair, texts) | {"loss": config["loss"]}
     exact, _ = tiny.read_metrics(tiny.train(tmp_path / "exact", in_fp32))
     assert steps[0]["loss"] == pytest.approx(exact[0]["loss"], rel=0.02)
-    path = tiny.write_config(tmp_path, config)
-    done = tiny.distill("profile-memory", "--config", path, "--out", tmp_path / "profile", "--json", "--steps", "2")
-    report = json.loads(done.stdout)
     # The plan has as many pieces as a batch can have, so that less may be needed; small vectors are not in it.
-    for phase in ("teacher", "forward", "head", "backward"):
-        planned, measured = (report[side]["phases"][phase]["peak"] for side in ("plan", "measured"))
-        assert measured - UNPLANNED <= planned <= 1.25 * measured, phase
+    memory_plans.check_peaks(memory_plans.profile(tmp_path, config, "--steps", 2), 1.25)
 
 
 @pytest.mark.parametrize("example", ["qwen3_from_llama3.yaml"])

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import memory_plans
 import other_tokenizers
 import test_other_tokenizer
 import tiny
 from cache_kinds import capture, change_manifest, content
 from run_results import steps_of, weights_of
-from test_memory_plan import UNPLANNED
 from test_other_tokenizer import config_of
 
 CHATS = {"seq_len": 192, "teacher_seq_len": 192}
@@ -175,21 +175,16 @@ def test_the_plan_of_capture_and_run(tmp_path, pair, texts, cache_of):
     found, planned = map(int, re.search(r"memory: (\d+) bytes .* rank 0, (\d+) planned", done.stderr).groups())
     on_the_host = 6 * 2 * 32 * 64 * 4 + 8 * 2 * 32 * 8 * 6  # rows on their way to the disk, batches that are read ahead
     if tiny.DEVICE == "cpu":  # whose memory is what a capture measures
-        assert found - UNPLANNED - on_the_host <= planned <= 1.1 * found
+        assert found - memory_plans.UNPLANNED - on_the_host <= planned <= 1.1 * found
     rows, width = map(int, re.search(r"(\d+) tokens with a target, .* of (\d+) bytes each", done.stderr).groups())
     assert f"{rows} tokens with a target, in the teacher's own tokens, of {width} bytes each" in shown
     assert f" parts, {rows} rows," in tiny.distill("verify", tmp_path / "cache").stdout and width == 4 * 64
     config = from_cache(config_of(tmp_path / "run", pair, texts, data={"teacher_seq_len": 48}), tmp_path / "cache")
-    path = tiny.write_config(tmp_path, config)
-    plan = json.loads(tiny.distill("plan", "--config", path, "--json").stdout)
+    plan = tiny.plan(tmp_path, config)
     assert plan["cached_bytes_per_token"] == width and plan["cached_bytes_per_step"] == 4 * 48 * width
-    report = json.loads(
-        tiny.distill("profile-memory", "--config", path, "--out", tmp_path / "profile", "--json", "--steps", "2").stdout
-    )
     rows_ahead = 8 * 2 * 48 * width  # are measured, too
-    for phase in ("teacher", "forward", "head", "backward"):
-        of_plan, measured = (report[side]["phases"][phase]["peak"] for side in ("plan", "measured"))
-        assert measured - UNPLANNED - rows_ahead <= of_plan <= 1.25 * measured, phase
+    report = memory_plans.profile(tmp_path, config, "--steps", 2)
+    memory_plans.check_peaks(report, 1.25, unplanned=memory_plans.UNPLANNED + rows_ahead)
 
 
 def test_what_does_not_fit_is_refused(tmp_path, pair, texts, chats, cache_of):

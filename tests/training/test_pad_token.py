@@ -1,12 +1,10 @@
 """A pad_token_id in config.json, whose row of the embedding transformers does not train."""
 
-import json
-import shutil
-
 import pytest
 
 import reference_training
 import tiny
+from model_files import changed_copy
 
 PAD = 3
 NAMES = ("loss", "soft", "forward_kl", "student_entropy", "grad_norm")
@@ -15,13 +13,8 @@ NAMES = ("loss", "soft", "forward_kl", "student_entropy", "grad_norm")
 @pytest.fixture
 def pair(tmp_path, models):
     """Student and teacher whose config.json names a token of the data as the one that pads."""
-    folders = []
-    for role, source in zip(("student", "teacher"), models["llama"]):
-        folder = shutil.copytree(source, tmp_path / role)
-        config = json.loads((folder / "config.json").read_text()) | {"pad_token_id": PAD}
-        (folder / "config.json").write_text(json.dumps(config))
-        folders.append(str(folder))
-    return folders
+    roles = zip(("student", "teacher"), models["llama"])
+    return [changed_copy(source, tmp_path / role, pad_token_id=PAD) for role, source in roles]
 
 
 def follow(folder, pair, shard):

@@ -60,8 +60,7 @@ def test_a_pair_that_is_too_large_for_two_cards_is_advised_the_fastest_that_fits
 
     def plan(*settings, code=tiny.SUCCESS):
         sets = ["--set", *settings] if settings else []
-        done = tiny.distill("plan", "--config", path, "--ranks", 2, "--json", *sets, code=code)
-        return json.loads(done.stdout)
+        return tiny.plan(tmp_path, config, "--ranks", 2, *sets, code=code)
 
     found = plan(code=tiny.DOES_NOT_FIT)
     first = found["changes"][0]

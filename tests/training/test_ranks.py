@@ -11,10 +11,11 @@ import time
 
 import numpy as np
 import pytest
-from safetensors.torch import save_file
 
 import jobs
 import tiny
+from model_files import change_model
+from run_results import losses_of
 
 STEPS = 20
 BATCH = 48  # sequences a step: divisible by 1, 2, 3 and 4 ranks with 1 or 4 micro-batches each
@@ -90,23 +91,11 @@ SHORT = [
     ("qwen3", "pack", {"processes": 3, "gather": "nccl", "slots": 5}, 4, "recompute"),
     ("llama", "concat", {"processes": 4, "shard": 2, "replicate": 2, "gather": "copy", "slots": "auto"}, 1, "keep"),
 ]
-MESHES = [
-    {"processes": 1},
-    {"processes": 2},
-    {"processes": 3},
-    {"processes": 4},
-    {"processes": 4, "shard": 2, "replicate": 2},
-]
+MESHES = [*({"processes": ranks} for ranks in (1, 2, 3, 4)), {"processes": 4, "shard": 2, "replicate": 2}]
+CHECKED = {"debug_checks": True}
 ALL = [
-    pytest.param(
-        family,
-        packing,
-        mesh | {"accumulate": accumulate, "debug_checks": True},
-        micro_batches,
-        activation,
-        marks=tiny.LONG,
-    )
-    for family, packing, mesh, (micro_batches, accumulate), activation in itertools.product(
+    pytest.param(family, packing, mesh | CHECKED | {"accumulate": how}, micro_batches, activation, marks=tiny.LONG)
+    for family, packing, mesh, (micro_batches, how), activation in itertools.product(
         ("llama", "qwen3"),
         ("concat", "pack"),
         MESHES,
@@ -183,7 +172,7 @@ def test_copies_train_bit_for_bit_as_all_gathers_do(tmp_path, models, ragged_sha
         run = tiny.train(folder, config)
         steps, evaluations = tiny.read_metrics(run)
         runs[gather] = (
-            [(step["loss"], step["grad_norm"]) for step in steps],
+            losses_of(run),
             [evaluation["eval"]["loss"] for evaluation in evaluations],
             [(step["gathers"], step["gathered_bytes"]) for step in steps],
         )
@@ -200,10 +189,9 @@ def test_more_slots_need_fewer_gathers_and_change_no_bit(tmp_path, models, ragge
     for slots in (0, 3, 16):
         folder = tmp_path / str(slots)
         config = config_of(folder, models["llama"], ragged_shard, parallel={"processes": 2, "slots": slots})
-        runs.append(tiny.read_metrics(tiny.train(folder, config))[0])
-    losses = [[(step["loss"], step["grad_norm"]) for step in run] for run in runs]
-    assert losses[0] == losses[1] == losses[2]
-    gathers = [run[-2]["gathers"] for run in runs]  # the last step begins no further one
+        runs.append(tiny.train(folder, config))
+    assert losses_of(runs[0]) == losses_of(runs[1]) == losses_of(runs[2])
+    gathers = [tiny.read_metrics(run)[0][-2]["gathers"] for run in runs]  # the last step begins no further one
     assert gathers[0] > gathers[1] > gathers[2], gathers
     # All blocks stay where they are: the student's, once each, after each update. Embedding and head of both models,
     # in each of 6 micro-batches.
@@ -215,64 +203,46 @@ def test_packed_documents_and_evaluation_on_three_ranks(tmp_path, models, ragged
     runs = []
     for processes in (1, 3):
         folder = tmp_path / str(processes)
-        config = config_of(
-            folder,
-            models["llama"],
-            ragged_shard,
-            data={"packing": "pack", "shuffle": True, "eval": [{"path": ragged_shard}]},
-            parallel={"processes": processes},
-            eval={"every": 2, "batches": 7},
-        )
-        runs.append(tiny.read_metrics(tiny.train(folder, config)))
-    for found, expected in zip(
-        runs[1][0] + [e["eval"] for e in runs[1][1]], runs[0][0] + [e["eval"] for e in runs[0][1]], strict=True
-    ):
+        data = {"packing": "pack", "shuffle": True, "eval": [{"path": ragged_shard}]}
+        sections = {"data": data, "parallel": {"processes": processes}, "eval": {"every": 2, "batches": 7}}
+        config = config_of(folder, models["llama"], ragged_shard, **sections)
+        steps, evaluations = tiny.read_metrics(tiny.train(folder, config))
+        runs.append(steps + [one["eval"] for one in evaluations])
+    for found, expected in zip(runs[1], runs[0], strict=True):
         assert found["valid_tokens"] == expected["valid_tokens"]
         assert found["loss"] == pytest.approx(expected["loss"], rel=2e-5)
 
 
 def test_resuming_on_the_same_ranks_is_bit_for_bit(tmp_path, models, ragged_shard):
-    parallel = {"processes": 2}
-    whole = tiny.train(
-        tmp_path / "whole",
-        config_of(
-            tmp_path / "whole", models["qwen3"], ragged_shard, parallel=parallel, checkpoint={"every": 2, "keep": 5}
-        ),
-    )
-    # The same run as a folder that stopped after step 2.
-    shutil.rmtree(whole / "checkpoints" / "step-4")
-    expected, weights = tiny.read_metrics(whole)[0], tiny.load_weights(whole / "model")
-    config = config_of(
-        tmp_path / "whole", models["qwen3"], ragged_shard, parallel=parallel, checkpoint={"every": 2, "keep": 5}
-    )
-    resumed = tiny.train(tmp_path / "whole", config, "--resume")
-    found = tiny.read_metrics(resumed)[0]
-    assert [(s["step"], s["loss"], s["grad_norm"]) for s in found] == [
-        (s["step"], s["loss"], s["grad_norm"]) for s in expected
-    ]
-    assert tiny.relative_difference(tiny.load_weights(resumed / "model"), weights) == 0
+    sections = {"parallel": {"processes": 2}, "checkpoint": {"every": 2, "keep": 5}}
+    config = config_of(tmp_path, models["qwen3"], ragged_shard, **sections)
+    run = tiny.train(tmp_path, config)
+    shutil.rmtree(run / "checkpoints" / "step-4")  # as a run that stopped after step 2
+    expected, weights = losses_of(run), tiny.load_weights(run / "model")
+    tiny.train(tmp_path, config, "--resume")
+    assert len(expected) == 4 and losses_of(run) == expected
+    assert tiny.relative_difference(tiny.load_weights(run / "model"), weights) == 0
 
 
-def start(folder, config):
-    return subprocess.Popen(
-        [tiny.binary(), "--config", tiny.write_config(folder, config)],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=tiny.environment(),
-    )
+@pytest.fixture
+def long_job(tmp_path, models, ragged_shard):
+    """long_job(config's run, **parallel): (a job that has done two steps, its run folder)"""
 
+    def start(run=None, **parallel):
+        train = {"steps": 100000, "micro_batch_size": 1, "global_batch_size": 6}
+        sections = {"parallel": parallel, "train": train, "run": run or {}}
+        config = config_of(tmp_path, models["llama"], ragged_shard, **sections)
+        job, folder = tiny.start(tiny.write_config(tmp_path, config)), tiny.Path(config["run"]["dir"])
+        jobs.until(lambda: jobs.steps_done(folder) >= 2, job)
+        return job, folder
 
-LONG = {"steps": 100000, "micro_batch_size": 1, "global_batch_size": 6}
+    return start
 
 
 @pytest.mark.parametrize("gather", ["copy", "nccl"])
-def test_a_killed_rank_ends_the_job_with_its_name(tmp_path, models, ragged_shard, gather):
+def test_a_killed_rank_ends_the_job_with_its_name(long_job, gather):
     shared_files = set(os.listdir("/dev/shm"))
-    parallel = {"processes": 3, "gather": gather}
-    config = config_of(tmp_path, models["llama"], ragged_shard, parallel=parallel, train=LONG)
-    job = start(tmp_path, config)
-    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 2, job)
+    job, _ = long_job(processes=3, gather=gather)
     victim = jobs.ranks_of(job)[1]
     began = time.monotonic()
     subprocess.run(["kill", "-9", str(victim)], check=True)
@@ -285,10 +255,8 @@ def test_a_killed_rank_ends_the_job_with_its_name(tmp_path, models, ragged_shard
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(tmp_path, models, ragged_shard, victim):
-    config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 3, "timeout_s": 5}, train=LONG)
-    job = start(tmp_path, config)
-    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 2, job)
+def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(long_job, victim):
+    job, _ = long_job(processes=3, timeout_s=5)
     subprocess.run(["kill", "-STOP", str(jobs.ranks_of(job)[victim])], check=True)
     began = time.monotonic()
     _, errors = job.communicate(timeout=60)
@@ -303,11 +271,8 @@ def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(tmp_pat
 
 
 @pytest.mark.alone  # a limit of 2 s, which a busy machine may take for a step
-def test_log_lines_of_other_ranks_say_rank_host_and_device(tmp_path, models, ragged_shard):
-    config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 2}, train=LONG)
-    config["run"]["step_timeout_s"] = 2
-    job = start(tmp_path, config)
-    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 2, job)
+def test_log_lines_of_other_ranks_say_rank_host_and_device(long_job):
+    job, _ = long_job({"step_timeout_s": 2}, processes=2)
     subprocess.run(["kill", "-STOP", str(jobs.ranks_of(job)[0])], check=True)  # the other one's watchdog says so
     _, errors = job.communicate(timeout=60)
     device = "cpu" if tiny.DEVICE == "cpu" else "cuda:1"
@@ -322,14 +287,11 @@ def test_what_all_ranks_find_alike_is_said_once(tmp_path, models, ragged_shard):
     assert "rank 0" not in errors
 
 
-def test_sigterm_stops_all_ranks_at_one_step_and_saves(tmp_path, models, ragged_shard):
-    config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"processes": 2}, train=LONG)
-    job = start(tmp_path, config)
-    jobs.until(lambda: jobs.steps_done(config["run"]["dir"]) >= 2, job)
+def test_sigterm_stops_all_ranks_at_one_step_and_saves(long_job):
+    job, run = long_job(processes=2)
     subprocess.run(["kill", "-TERM", str(jobs.ranks_of(job)[1])], check=True)  # one rank alone
     _, errors = job.communicate(timeout=30)
     assert job.returncode == tiny.STOPPED_BY_SIGNAL, errors
-    run = tiny.Path(config["run"]["dir"])
     last = tiny.read_metrics(run)[0][-1]["step"]
     assert (run / "checkpoints" / f"step-{last}" / "COMPLETE").exists()
 
@@ -337,18 +299,12 @@ def test_sigterm_stops_all_ranks_at_one_step_and_saves(tmp_path, models, ragged_
 def test_a_rank_that_does_not_arrive_is_named(tmp_path, models, ragged_shard):
     config = config_of(tmp_path, models["llama"], ragged_shard, parallel={"timeout_s": 3})
     path = tiny.write_config(tmp_path, config)
-    environment = tiny.environment() | {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": tiny.free_port(),
-    }
-    done = subprocess.run(
-        [tiny.binary(), "--config", path], capture_output=True, text=True, timeout=60, env=environment
-    )
-    assert done.returncode == tiny.RUNTIME_FAILURE
-    assert "had not arrived: 1" in done.stderr
+    launcher = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    launcher |= {"MASTER_PORT": tiny.free_port()}
+    job = tiny.start(path, env=tiny.environment() | launcher)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == tiny.RUNTIME_FAILURE
+    assert "had not arrived: 1" in errors
 
 
 def test_ranks_with_other_configurations_are_refused(tmp_path, models, ragged_shard):
@@ -372,9 +328,7 @@ def test_ranks_with_other_files_are_refused(tmp_path, models, ragged_shard, othe
     if other == "data":
         tiny.make_shard(folders[1] / "data.dtok", tiny.random_documents(4, [200] * 10))
     else:
-        weights = tiny.load_weights(folders[1] / other)
-        weights["model.norm.weight"][3] += 1e-3
-        save_file(weights, folders[1] / other / "model.safetensors", metadata={"format": "pt"})
+        change_model(folders[1] / other, lambda weights: weights["model.norm.weight"][3].add_(1e-3))
     config = tiny.base_config(tiny.Path("."), "student", "teacher", "data.dtok")
     ranks = tiny.run_ranks([tiny.write_config(folder, config) for folder in folders], folders)
     assert all(code != 0 for code, _ in ranks), ranks
@@ -393,12 +347,5 @@ def test_ranks_with_other_files_are_refused(tmp_path, models, ragged_shard, othe
 )
 def test_impossible_meshes_name_the_key(tmp_path, models, ragged_shard, sections, named):
     config = config_of(tmp_path, models["llama"], ragged_shard, **sections)
-    done = subprocess.run(
-        [tiny.binary(), "--config", tiny.write_config(tmp_path, config)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=tiny.environment(),
-    )
-    assert done.returncode in (tiny.RUNTIME_FAILURE, tiny.BAD_INPUT)
-    assert named in done.stderr
+    codes = (tiny.RUNTIME_FAILURE, tiny.BAD_INPUT)
+    assert named in tiny.distill("--config", tiny.write_config(tmp_path, config), code=codes).stderr

@@ -3,68 +3,25 @@
 import json
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
+import jobs
 import tiny
-
-TIMES = (
-    "seconds",
-    "phase_seconds",
-    "tokens_per_second",
-    "peak_memory_bytes",
-    "peak_reserved_bytes",
-    "outside_allocator_bytes",
-    "gathers",
-    "gathered_bytes",
-    "mfu_causal",
-    "mfu_full",
-    "time_ms",
-)
-
-
-def timeless(records):
-    return [{key: value for key, value in record.items() if key not in TIMES} for record in records]
-
-
-def files(folder):
-    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-
-
-def change_weights(folder):
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.norm.weight"] += 1
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+from model_files import change_model
+from run_results import files, state_files, timeless
 
 
 @pytest.fixture
 def config(tmp_path, models, ragged_shard):
     def build(name, steps, **sections):
-        student, teacher = models["qwen3"]
         data = {"shuffle": True, "packing": "pack", "seed": 5, "eval": [{"path": ragged_shard}]}
         train = {"steps": steps, "deterministic": tiny.DEVICE == "cuda"}  # bit for bit is promised on GPUs in that mode
-        return tiny.base_config(
-            tmp_path / name,
-            student,
-            teacher,
-            ragged_shard,
-            data=data,
-            train=train,
-            eval={"every": 4, "batches": 2},
-            **sections,
-        )
+        sections = {"data": data, "train": train, "eval": {"every": 4, "batches": 2}} | sections
+        return tiny.base_config(tmp_path / name, *models["qwen3"], ragged_shard, **sections)
 
     return build
-
-
-def state_files(run, step):
-    """Every tensor of a checkpoint: parameters, moments, step counter, random generators."""
-    return {path.name: path.read_bytes() for path in (run / "checkpoints" / f"step-{step}").glob("rank-*")}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +37,6 @@ def state_files(run, step):
     ],
 )
 def test_two_halves_equal_the_whole_bit_for_bit(tmp_path, config, threads, parallel, moments):
-    if tiny.DEVICE == "cuda" and parallel["processes"] > torch.cuda.device_count():
-        pytest.skip(f"needs {parallel['processes']} GPUs, {torch.cuda.device_count()} are visible")
     sections = {"checkpoint": {"every": 6}, "parallel": parallel, "optimizer": {"moments": moments}}
     whole = config("whole", 12, **sections)
     whole["train"]["micro_batch_size"] = 1
@@ -120,8 +75,7 @@ def test_moments_of_another_dtype_are_refused(tmp_path, config):
 
 def test_the_ranks_may_change_from_one_part_of_a_run_to_the_next(tmp_path, config):
     """4 ranks, 2, 3, 1, then replicas; other micro-batches too: the samples are the same, only sums round otherwise."""
-    if tiny.DEVICE == "cuda" and torch.cuda.device_count() < 4:
-        pytest.skip(f"needs 4 GPUs, {torch.cuda.device_count()} are visible")
+    tiny.need_devices(4)
     parts = [
         ({"processes": 4}, 1),
         ({"processes": 2}, 3),
@@ -133,9 +87,8 @@ def test_the_ranks_may_change_from_one_part_of_a_run_to_the_next(tmp_path, confi
     steps = 3 * len(parts)
 
     def part(name, parallel, micro, total):
-        result = config(
-            name, total, parallel=parallel, checkpoint={"keep": 9}, scheduler={"type": "constant", "warmup_steps": 2}
-        )
+        scheduler = {"type": "constant", "warmup_steps": 2}
+        result = config(name, total, parallel=parallel, checkpoint={"keep": 9}, scheduler=scheduler)
         result["train"] |= {"micro_batch_size": micro, "global_batch_size": 12}
         result["eval"] = {"every": 3, "batches": 0}
         return result
@@ -166,21 +119,10 @@ def test_resuming_from_an_earlier_checkpoint_sets_the_later_ones_aside(tmp_path,
     assert files(run / "model") == model
     for found, reference in zip(tiny.read_metrics(run), metrics, strict=True):
         assert timeless(found) == timeless(reference)
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {
-        "step-4",
-        "step-8",
-        "step-12",
-        "step-8.superseded",
-        "step-12.superseded",
-    }
-    tiny.distill(
-        "--config",
-        tiny.write_config(tmp_path / "run", whole),
-        "--overwrite",
-        "--resume-from",
-        run / "checkpoints" / "step-4",
-        code=tiny.BAD_INPUT,
-    )
+    names = {path.name for path in (run / "checkpoints").iterdir()}
+    assert names == {"step-4", "step-8", "step-12", "step-8.superseded", "step-12.superseded"}
+    flags = ("--config", tmp_path / "run" / "config.yaml", "--resume-from", run / "checkpoints" / "step-4")
+    tiny.distill(*flags, "--overwrite", code=tiny.BAD_INPUT)
 
 
 def test_a_run_that_ends_between_setting_aside_and_dropping_lines_loses_none(tmp_path, config):
@@ -190,13 +132,8 @@ def test_a_run_that_ends_between_setting_aside_and_dropping_lines_loses_none(tmp
     metrics = tiny.read_metrics(run)
     (run / "metrics.jsonl").rename(tmp_path / "metrics.jsonl")
     (run / "metrics.jsonl").mkdir()
-    failed = tiny.distill(
-        "--config",
-        tiny.write_config(tmp_path / "run", whole),
-        "--resume-from",
-        run / "checkpoints" / "step-4",
-        code=tiny.RUNTIME_FAILURE,
-    )
+    flags = ("--config", tmp_path / "run" / "config.yaml", "--resume-from", run / "checkpoints" / "step-4")
+    failed = tiny.distill(*flags, code=tiny.RUNTIME_FAILURE)
     assert f"{run}/metrics.jsonl: cannot be read" in failed.stderr
     (run / "metrics.jsonl").rmdir()
     (tmp_path / "metrics.jsonl").rename(run / "metrics.jsonl")
@@ -212,7 +149,7 @@ def test_other_files_of_the_same_teacher_are_named(tmp_path, config):
     changed = "changed since the checkpoint: the model files of teacher.path"
     for steps in (4, 6, 8):
         if steps == 8:
-            change_weights(teacher)
+            change_model(teacher, lambda weights: weights["model.norm.weight"].add_(1))
         longer = config("run", steps)
         longer["teacher"]["path"] = str(teacher)
         run = tiny.train(tmp_path / "run", longer, *(["--resume"] if steps > 4 else []))
@@ -237,10 +174,7 @@ def test_a_run_may_branch_off_from_another_ones_checkpoint(tmp_path, config):
         ({"student": "llama"}, ["qwen3", "llama"]),
         ({"data": {"seed": 6}}, ["seed 5", "seed 6"]),
         ({"data": {"shuffle": False}}, ["shuffled", "in order"]),
-        (
-            {"data": {"seed": 6, "seq_len": 64}},
-            ["seq_len 32, pack, shuffled, seed 5", "seq_len 32, pack, shuffled, seed 6"],
-        ),
+        ({"data": {"seed": 6, "seq_len": 64}}, [f"seq_len 32, pack, shuffled, seed {seed}" for seed in (5, 6)]),
     ],
 )
 def test_a_run_that_cannot_go_on_is_refused_with_both_values(tmp_path, config, models, change, says):
@@ -273,19 +207,12 @@ def test_an_evaluation_that_is_due_and_not_in_the_checkpoint_comes_after_the_res
     assert timeless(tiny.read_metrics(run)[1]) == timeless(line for line in expected if line["step"] >= 8)
 
 
-def stop_after(steps, configuration, folder, number, *flags):
+def stop_after(steps, configuration, folder, number):
     """Starts a run and signals it once `steps` steps are in metrics.jsonl. Returns the exit code and its output."""
     path = tiny.write_config(folder, configuration)
     with open(Path(folder) / "output.txt", "w+") as output:
-        process = subprocess.Popen(
-            [tiny.binary(), "--config", path, *flags], stdout=output, stderr=output, env=tiny.environment()
-        )
-        lines = Path(configuration["run"]["dir"]) / "metrics.jsonl"
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            if lines.exists() and len(lines.read_text().splitlines()) >= steps:
-                break
-            time.sleep(0.01)
+        process = tiny.start(path, stdout=output, stderr=output)
+        jobs.until(lambda: jobs.steps_done(configuration["run"]["dir"]) >= steps, process)
         process.send_signal(number)
         code = process.wait(timeout=60)
         output.seek(0)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import tiny
-from run_results import weights_of
-from test_memory_plan import check_against_measured, profile
-from test_resume import files, state_files, timeless
+from memory_plans import check_against_measured, profile
+from run_results import files, state_files, timeless, weights_of
 
 sys.path.append(str(tiny.REPOSITORY / "scripts"))
 

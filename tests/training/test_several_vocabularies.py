@@ -13,6 +13,7 @@ import adapters
 import onpolicy_runs
 import tiny
 import vocabularies
+from model_files import change_keys
 from run_results import steps_of, weights_of
 from token_shards.shard_file import Shard, ShardSpec
 from token_shards.tokenizer_files import TokenizerFiles
@@ -189,8 +190,7 @@ def test_a_teacher_with_an_adapter_and_other_ids(tmp_path, folders, shards, whol
     assert "one copy" not in (copies[0] / "log.txt").read_text()
     if not whole:
         same = Path(shutil.copytree(adapter, tmp_path / "same"))
-        keys = json.loads((same / "adapter_config.json").read_text()) | {"base_model_name_or_path": folders["code"]}
-        (same / "adapter_config.json").write_text(json.dumps(keys))
+        change_keys(same / "adapter_config.json", base_model_name_or_path=folders["code"])
         equal = run("equal", {"path": folders["code"], "adapter": str(same)})
         assert without_mass(steps_of(found)) == without_mass(steps_of(equal)) and weights_of(found) == weights_of(equal)
     else:

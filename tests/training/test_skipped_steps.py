@@ -1,16 +1,15 @@
 """Steps with non-finite gradients, or without a target, change no weight and are counted; too many skipped steps in a
 row end the run."""
 
-import json
 import subprocess
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import reference_training
 import tiny
+from model_files import changed_copy, setting
 
 POISON = 200  # a token whose embedding has no norm: only rows that hold it are affected
 ROWS, SEQ_LEN, BATCH = 48, 32, 8
@@ -19,17 +18,8 @@ ROWS, SEQ_LEN, BATCH = 48, 32, 8
 @pytest.fixture
 def poisoned_student(tmp_path, models):
     """The student with a row of zeros in its (untied) embedding, and no eps that keeps its norm from 0 / 0."""
-    import shutil
-
-    source = models["llama"][0]
-    folder = tmp_path / "poisoned"
-    shutil.copytree(source, folder)
-    weights = tiny.load_weights(source)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-60}))  # 0 in fp32: 0 / 0
-    weights["model.embed_tokens.weight"][POISON] = 0
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return str(folder)
+    change = setting("model.embed_tokens.weight", POISON, 0)
+    return changed_copy(models["llama"][0], tmp_path / "poisoned", change, rms_norm_eps=1e-60)  # 0 in fp32: 0 / 0
 
 
 def make_shard(path, poisoned_steps):
@@ -135,23 +125,16 @@ def test_an_evaluation_without_any_target_measures_nothing(tmp_path, models):
 @pytest.mark.parametrize("role", ["student", "teacher"])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_weights_that_are_not_finite_are_named_before_anything_starts(tmp_path, models, role, processes):
-    import shutil
-
     tiny.need_devices(processes)
     config = config_with_an_empty_step(tmp_path, models)
-    folder = tmp_path / "bad"
-    shutil.copytree(config[role]["path"], folder)
-    weights = tiny.load_weights(folder)
-    weights["model.layers.1.mlp.up_proj.weight"][3, 17] = float("nan")
-    weights["model.layers.1.mlp.up_proj.weight"][4, 0] = float("inf")
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config[role]["path"] = str(folder)
+    bad = setting("model.layers.1.mlp.up_proj.weight", ([3, 4], [17, 0]), torch.tensor([float("nan"), float("inf")]))
+    config[role]["path"] = changed_copy(config[role]["path"], tmp_path / "bad", bad)
     config["parallel"] = {"processes": processes}
     command = [tiny.binary(), "--config", tiny.write_config(tmp_path, config)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=120, env=tiny.environment())
     # With two ranks, one of which has the bad values, the exit code is that of the rank that ends first.
     assert refused.returncode in ((tiny.BAD_INPUT,) if processes == 1 else (tiny.BAD_INPUT, tiny.RUNTIME_FAILURE))
-    assert f"{folder}/model.safetensors: tensor model.layers.1.mlp.up_proj.weight" in refused.stderr
+    assert f"{config[role]['path']}/model.safetensors: tensor model.layers.1.mlp.up_proj.weight" in refused.stderr
     assert "the first at [3, 17]" in refused.stderr
     if processes == 1:
         assert "found 2 NaN or infinite value(s)" in refused.stderr

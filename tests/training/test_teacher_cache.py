@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import memory_plans
 import teacher_texts
-import test_memory_plan
 import tiny
 from cache_kinds import as_float8, content, killed_captures, part_times
 from run_results import steps_of, weights_of
@@ -27,14 +27,13 @@ def config(tmp_path, models, ragged_shard):
     """A configuration with packed documents; `dtype` is of both models, `ranks` of training."""
 
     def build(name, dtype="float32", ranks=1, micro=2, shard=ragged_shard, **sections):
-        student, teacher = models["qwen3"]
         data = {"packing": "pack", "shuffle": True, "seed": 5, "eval": [{"path": shard}]} | sections.pop("data", {})
         train = {"steps": 8, "micro_batch_size": micro, "global_batch_size": 12, "dtype": dtype}
         train |= {"deterministic": tiny.DEVICE == "cuda"} | sections.pop("train", {})
         sections.setdefault("eval", {"every": 4})
         parallel = {"processes": ranks} | sections.pop("parallel", {})
         return tiny.base_config(
-            tmp_path / name, student, teacher, shard, data=data, train=train, parallel=parallel, **sections
+            tmp_path / name, *models["qwen3"], shard, data=data, train=train, parallel=parallel, **sections
         )
 
     return build
@@ -60,10 +59,9 @@ def caches(tmp_path_factory, models, ragged_shard):
         key = (dtype, *settings.items())
         if key not in found:
             folder = tmp_path_factory.mktemp("caches")
-            student, teacher = models["qwen3"]
             data = {"packing": "pack", "eval": [{"path": ragged_shard}]}
             train = {"dtype": dtype, "micro_batch_size": MICRO, "deterministic": tiny.DEVICE == "cuda"}
-            base = tiny.base_config(folder, student, teacher, ragged_shard, data=data, train=train)
+            base = tiny.base_config(folder, *models["qwen3"], ragged_shard, data=data, train=train)
             capture(folder, base, folder / "cache", cache_part_tokens=200, **settings)
             found[key] = folder / "cache"
         return found[key]
@@ -123,15 +121,14 @@ def test_evaluation_and_plan_need_no_teacher_either(tmp_path, config, caches):
     online, cached = config("online"), from_cache(config("cached"), caches("float32"))
     assert tiny.evaluate(tmp_path, cached) == tiny.evaluate(tmp_path, online)
     path = tiny.write_config(tmp_path, cached)
-    plan = json.loads(tiny.distill("plan", "--config", path, "--json").stdout)
+    plan = tiny.plan(tmp_path, cached)
     assert plan["cached_bytes_per_token"] == 64 * 4
     # Three micro-batches... of a step, the next step's with one more, and one that is being read.
     micro_batches = plan["micro_batches"]
     assert plan["bytes"]["host_teacher"] == (2 * micro_batches + 2) * 2 * 32 * 256
     shown = tiny.distill("--config", path, "--dry-run").stdout
     assert "teacher: from the cache" in shown and "teacher's rows, read ahead" in shown
-    of_online = json.loads(tiny.distill("plan", "--config", tiny.write_config(tmp_path, online), "--json").stdout)
-    assert plan["bytes"]["static"] < of_online["bytes"]["static"]
+    assert plan["bytes"]["static"] < tiny.plan(tmp_path, online)["bytes"]["static"]
 
 
 def test_the_plan_says_what_a_run_with_a_cache_takes(tmp_path, models):
@@ -139,12 +136,12 @@ def test_the_plan_says_what_a_run_with_a_cache_takes(tmp_path, models):
     documents = [(random_tokens.integers(0, tiny.VOCAB, 256), np.ones(256, dtype=bool)) for _ in range(48)]
     shard = tiny.make_shard(tmp_path / "long.dtok", documents)
     data = {"seq_len": 256, "packing": "pack"}
-    config = test_memory_plan.config_of(tmp_path, models["qwen3"], shard, data=data)
+    config = memory_plans.config_of(tmp_path, models["qwen3"], shard, data=data)
     capture(tmp_path, config, tmp_path / "cache")
     config["teacher"] |= {"source": "cache", "cache": str(tmp_path / "cache")}
     rows = 2 * 256 * 64 * 4  # bytes of a micro-batch: on the CPU those that are read ahead are measured, too
-    report = test_memory_plan.profile(tmp_path, config)
-    test_memory_plan.check_against_measured(report, unplanned=test_memory_plan.UNPLANNED + 8 * rows)
+    report = memory_plans.profile(tmp_path, config)
+    memory_plans.check_against_measured(report, unplanned=memory_plans.UNPLANNED + 8 * rows)
 
 
 def test_steps_say_how_fast_the_cache_is_read(tmp_path, config, caches):

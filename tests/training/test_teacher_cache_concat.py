@@ -19,14 +19,13 @@ def stream(tmp_path, models, ragged_shard):
     """The configuration of a run with packing: concat; with `cache` its teacher is read from there."""
 
     def build(name, cache=None, ranks=1, micro=2, dtype="float32", kind=None, contexts="refuse", **sections):
-        student, teacher = models["qwen3"]
         data = {"eval": [{"path": ragged_shard}]} | SHUFFLED | sections.pop("data", {})
         train = {"steps": 12, "micro_batch_size": micro, "global_batch_size": 12, "dtype": dtype}  # two epochs and more
         train |= {"deterministic": tiny.DEVICE == "cuda"} | sections.pop("train", {})
         sections.setdefault("eval", {"every": 6})
         contexts = sections.pop("contexts", None)
         built = tiny.base_config(
-            tmp_path / name, student, teacher, ragged_shard, data=data, train=train, parallel={"processes": ranks}
+            tmp_path / name, *models["qwen3"], ragged_shard, data=data, train=train, parallel={"processes": ranks}
         )
         built |= sections
         if kind:

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
 
 import read_cache
 import tiny
 from cache_kinds import capture, change_manifest, content, in_no_order
+from model_files import changed_copy, setting
 from run_results import steps_of, weights_of
 
 
@@ -168,12 +168,8 @@ def test_a_folder_of_something_else_is_no_place_for_a_cache(tmp_path, kind_run):
 @pytest.fixture
 def overflowing(tmp_path, models):
     """A teacher of finite weights whose hidden states are not all finite."""
-    folder = tmp_path / "overflowing"
-    shutil.copytree(models["qwen3"][1], folder)
-    weights = tiny.load_weights(folder)
-    weights["model.norm.weight"][5] = 2e38  # times more than 1.7: infinite
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return str(folder)
+    change = setting("model.norm.weight", 5, 2e38)  # times more than 1.7: infinite
+    return changed_copy(models["qwen3"][1], tmp_path / "overflowing", change)
 
 
 @pytest.mark.parametrize("kind", [None, "topk", "sampled", "weighted"])
@@ -216,9 +212,7 @@ def test_verify_computes_a_float8_teacher_in_float8(tmp_path, kind_run, models):
 
 def test_verify_needs_no_keys_of_the_teacher_again(tmp_path, kind_run, models):
     folder = tmp_path / "teacher"
-    shutil.copytree(models["qwen3"][1], folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"my_note": True, "strange": 1}))
+    changed_copy(models["qwen3"][1], folder, my_note=True, strange=1)
     base = kind_run("base", "topk")
     base["teacher"] |= {"path": str(folder), "ignore_config_keys": ["my_note", "strange"]}
     capture(base, tmp_path / "cache")

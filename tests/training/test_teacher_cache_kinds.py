@@ -1,6 +1,5 @@
 """Runs from a cache that has the most probable tokens of a teacher, or draws: their losses, gradients and metrics."""
 
-import json
 import re
 
 import numpy as np
@@ -132,15 +131,13 @@ def test_evaluation_and_plan_need_no_teacher(tmp_path, kind_run, cache_of):
         path = tiny.write_config(tmp_path, run)
         text = tiny.distill("eval", "--config", path).stdout
         assert re.search(rf"soft +[\d.]+  {re.escape(quality)}", text), text
-        plan = json.loads(tiny.distill("plan", "--config", path, "--json").stdout)
+        plan = tiny.plan(tmp_path, run)
         width = 8 * 4 + 4 if kind == "topk" else 12 * 2
         assert plan["cached_bytes_per_token"] == width
         shown = tiny.distill("--config", path, "--dry-run").stdout
         assert f"{width} bytes a token" in shown
-        of_student = tiny.write_config(
-            tmp_path, online | {"teacher": {}, "loss": {"divergence": "none", "hard_weight": 1}}
-        )
-        of_student = json.loads(tiny.distill("plan", "--config", of_student, "--json").stdout)
+        without = online | {"teacher": {}, "loss": {"divergence": "none", "hard_weight": 1}}
+        of_student = tiny.plan(tmp_path, without)
         assert plan["bytes"]["static"] == of_student["bytes"]["static"]  # nothing of the teacher is on the device
 
 

@@ -1,12 +1,11 @@
 """What a capture, and a run from a cache, are said to take before they begin: size, memory, reading."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 
-import test_memory_plan
+import memory_plans
 import tiny
 from cache_kinds import FORWARD_KL, KINDS, capture
 
@@ -17,14 +16,14 @@ def test_the_plan_says_what_a_run_with_a_few_tokens_takes(tmp_path, models, kind
     documents = [(random_tokens.integers(0, tiny.VOCAB, 256), np.ones(256, dtype=bool)) for _ in range(48)]
     shard = tiny.make_shard(tmp_path / "long.dtok", documents)
     data = {"seq_len": 256, "packing": "pack"}
-    config = test_memory_plan.config_of(tmp_path, models["qwen3"], shard, data=data)
+    config = memory_plans.config_of(tmp_path, models["qwen3"], shard, data=data)
     config["loss"] = dict(FORWARD_KL)
     config["cache"] = dict(KINDS[kind])
     capture(config, tmp_path / "cache")
     config["teacher"] |= {"source": "cache", "cache": str(tmp_path / "cache")}
-    report = test_memory_plan.profile(tmp_path, config)
+    report = memory_plans.profile(tmp_path, config)
     rows = 2 * 256 * (36 if kind == "topk" else 24)  # of a micro-batch: those that are read ahead are measured, too
-    test_memory_plan.check_against_measured(report, unplanned=test_memory_plan.UNPLANNED + 8 * rows)
+    memory_plans.check_against_measured(report, unplanned=memory_plans.UNPLANNED + 8 * rows)
 
 
 def test_the_size_is_said_before_and_is_that_of_the_folder(tmp_path, kind_run):
@@ -66,7 +65,7 @@ def test_a_capture_takes_what_its_plan_says(tmp_path, long_run, kind, ranks):
     width = {None: 64 * 4, "topk": 36, "sampled": 24}[kind]
     # On the CPU the rows that are on their way to the disk are measured too, and batches that are read ahead.
     on_the_host = 6 * micro_batch * width + 8 * micro_batch * 8 * 4
-    assert found - test_memory_plan.UNPLANNED - on_the_host <= planned <= found * 1.01
+    assert found - memory_plans.UNPLANNED - on_the_host <= planned <= found * 1.01
     assert planned > 3 * 64 * 64 * 4  # not nothing
 
 
@@ -106,7 +105,7 @@ def test_the_plan_says_what_the_capture_says(tmp_path, long_run, kind):
     assert len(said) == 3
     text = tiny.distill("plan", "--config", path).stdout
     assert "distill capture\n" + "".join(f"  {line}\n" for line in said) in text
-    plan = json.loads(tiny.distill("plan", "--config", path, "--json").stdout)["capture"]
+    plan = tiny.plan(tmp_path, config)["capture"]
     assert f"{plan['parts']} parts, {plan['tokens']} tokens with a target of {plan['bytes_per_token']} bytes" in said[0]
     assert plan["fits"] and plan["device_available"] == 4 << 30 and 0 < plan["peak"] <= plan["device"]
     assert plan["bytes"] == pytest.approx(plan["tokens"] * plan["bytes_per_token"], rel=0.2)
@@ -122,7 +121,7 @@ def test_the_plan_says_what_the_capture_says(tmp_path, long_run, kind):
 def test_a_plan_without_a_capture_does_not_speak_of_one(tmp_path, long_run):
     path = tiny.write_config(tmp_path, long_run(None))
     assert "distill capture" not in tiny.distill("plan", "--config", path).stdout
-    plan = json.loads(tiny.distill("plan", "--config", path, "--json").stdout)
+    plan = tiny.plan(tmp_path, long_run(None))
     assert "capture" not in plan and plan["cached_bytes_per_step"] == 0
 
 
@@ -132,7 +131,7 @@ def test_the_plan_says_what_a_cached_run_reads_a_second(tmp_path, long_run, rank
     capture(config, tmp_path / "cache", parallel_processes=1)
     config["teacher"] = {"source": "cache", "cache": str(tmp_path / "cache")}
     path = tiny.write_config(tmp_path, config)
-    plan = json.loads(tiny.distill("plan", "--config", path, "--json").stdout)
+    plan = tiny.plan(tmp_path, config)
     step = config["train"]["global_batch_size"] * 256 * 36
     assert plan["cached_bytes_per_step"] == step
     assert plan["cached_bytes_per_second"] == pytest.approx(step / plan["seconds"]["step"])

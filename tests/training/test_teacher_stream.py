@@ -6,13 +6,13 @@ import shutil
 import numpy as np
 import pytest
 
+import memory_plans
 import reference_training
 import teacher_texts
-import test_memory_plan
 import tiny
-from test_follows_reference import MEANS
-from test_memory_plan import check_against_measured, profile
-from test_resume import files, state_files, timeless
+from memory_plans import check_against_measured, profile
+from model_files import change_model
+from run_results import files, state_files, timeless
 
 LOSS = {"divergence": "jsd", "beta": 0.3, "hard_weight": 0.3, "soft_weight": 0.7}
 
@@ -85,7 +85,7 @@ def test_training_follows_a_reference_in_which_the_teacher_reads_its_own_prompt(
     found, _ = tiny.read_metrics(run)
     for step, reference in zip(found, expected, strict=True):
         assert step["valid_tokens"] == reference["valid_tokens"]
-        for name in MEANS + ("grad_norm",):
+        for name in reference_training.MEANS + ("grad_norm",):
             assert step[name] == pytest.approx(reference[name], rel=1e-4), f"step {step['step']}: {name}"
     trained = tiny.load_weights(run / "model")
     reference = {name: value for name, value in model.state_dict().items() if name in trained}
@@ -102,7 +102,7 @@ def test_evaluation_of_packed_documents_follows_the_reference(tmp_path, models, 
     student, teacher = (reference_training.load(folder) for folder in models["qwen3"])
     expected = teacher_texts.evaluate(student, teacher, documents, LOSS)
     assert found["valid_tokens"] == expected["valid_tokens"] > 300
-    for name in MEANS:
+    for name in reference_training.MEANS:
         assert found[name] == pytest.approx(expected[name], rel=1e-4), name
 
 
@@ -129,7 +129,7 @@ def test_ranks_and_micro_batches_train_alike(tmp_path, models, shard, micro_batc
     assert len(found) == 6
     for step, reference in zip(found, expected, strict=True):
         assert step["valid_tokens"] == reference["valid_tokens"]
-        for name in MEANS + ("grad_norm",):
+        for name in reference_training.MEANS + ("grad_norm",):
             assert step[name] == pytest.approx(reference[name], rel=2e-5), f"step {step['step']}: {name}"
     assert tiny.relative_difference(other, weights) < 1e-5
 
@@ -253,10 +253,8 @@ def test_planned_bytes_are_those_allocated(tmp_path, models, teacher_prompt, sec
     length = sections["data"]["teacher_seq_len"]
     data = {"seq_len": 256} | sections.pop("data")
     processes = sections.get("parallel", {}).get("processes", 1)
-    folder = tmp_path / "model"
-    teacher = tiny.make_model(folder, "llama", seed=3, tied=False, hidden=64, layers=3)
-    edited = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 1024}
-    (folder / "config.json").write_text(json.dumps(edited))
+    teacher = tiny.make_model(tmp_path / "model", "llama", seed=3, tied=False, hidden=64, layers=3)
+    change_model(teacher, max_position_embeddings=1024)
     config = config_of(
         tmp_path,
         (models["llama"][0], teacher),
@@ -269,21 +267,17 @@ def test_planned_bytes_are_those_allocated(tmp_path, models, teacher_prompt, sec
     # Seven micro-batches are read ahead or in use, whose tokens, positions and rows for the teacher are not planned.
     batches = 7 * 2 * 8 * (2 * (length or 256) + 256)
     check_against_measured(
-        profile(tmp_path, config), workspace_too=processes == 1, unplanned=test_memory_plan.UNPLANNED + batches
+        profile(tmp_path, config), workspace_too=processes == 1, unplanned=memory_plans.UNPLANNED + batches
     )
 
 
 def test_the_plan_counts_the_tokens_that_the_teacher_reads(tmp_path, models, shard):
     def plan(shard, **data):
-        path = tiny.write_config(tmp_path, config_of(tmp_path, models["llama"], shard, data=data))
-        return json.loads(tiny.distill("plan", "--config", path, "--json").stdout)
+        return tiny.plan(tmp_path, config_of(tmp_path, models["llama"], shard, data=data))
 
     plain = tiny.make_shard(tmp_path / "plain.dtok", tiny.random_documents(8, [20, 50, 7, 31] * 8))
     none, short, long = plan(plain, teacher_seq_len=0), plan(shard), plan(shard, teacher_seq_len=192)
-    missing, unknown = (
-        plan(str(tmp_path / "none"), teacher_seq_len=192),
-        plan(str(tmp_path / "none"), teacher_seq_len=0),
-    )
+    missing, unknown = (plan(str(tmp_path / "none"), teacher_seq_len=length) for length in (192, 0))
     assert [found["teacher_tokens_per_micro_batch"] for found in (none, short, long)] == [64, 96, 384]
     seconds = [found["seconds"]["teacher"] for found in (none, short, long)]
     assert seconds[0] < seconds[1] < seconds[2]

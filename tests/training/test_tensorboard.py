@@ -3,13 +3,13 @@
 import json
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 import event_points
+import jobs
 import tiny
 
 STEP_NAMES = [
@@ -22,11 +22,9 @@ STEP_NAMES = [
 @pytest.fixture
 def config(tmp_path, models, ragged_shard):
     def build(steps=12, checkpoint_every=4, **sections):
-        student, teacher = models["llama"]
         return tiny.base_config(
             tmp_path,
-            student,
-            teacher,
+            *models["llama"],
             ragged_shard,
             data={"eval": [{"path": ragged_shard}]},
             train={"steps": steps},
@@ -50,14 +48,8 @@ def check(run):
 def run_until(step, tmp_path, config, *flags):
     """SIGKILL once metrics.jsonl has the step."""
     run = Path(config["run"]["dir"])
-    arguments = ["--config", tiny.write_config(tmp_path, config), *flags]
-    job = subprocess.Popen([tiny.binary(), *arguments], env=tiny.environment(), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and job.poll() is None:
-        lines = run / "metrics.jsonl"
-        if lines.exists() and f'{{"step":{step},' in lines.read_text():
-            break
-        time.sleep(0.002)
+    job, lines = tiny.start(tiny.write_config(tmp_path, config), *flags), run / "metrics.jsonl"
+    jobs.until(lambda: lines.exists() and f'{{"step":{step},' in lines.read_text(), job, 100, pause=0.002)
     assert job.poll() is None, "the run has ended"
     job.send_signal(signal.SIGKILL)
     job.wait()

@@ -1,13 +1,12 @@
 """memory.tile_tokens: a block's MLP in tiles changes memory and the order of sums, and nothing else."""
 
-import json
 import shutil
 
 import pytest
 
 import cache_kinds
 import tiny
-from test_memory_plan import check_against_measured, config_of, losses, profile
+from memory_plans import check_against_measured, config_of, losses, profile
 
 TILE = 20  # of micro-batches of 64 tokens: three tiles of 20 and one of 4
 # Sums over tokens are added in another order, which fp32 rounds in another way.
@@ -38,9 +37,8 @@ def test_tiles_lower_the_peak_of_a_wide_mlp(tmp_path, models, long_shard):
     def peak(tile):
         memory = {"activation": "recompute", "tile_tokens": tile}
         train = {"steps": 3, "micro_batch_size": 8, "global_batch_size": 8}
-        path = tiny.write_config(tmp_path, config_of(tmp_path, models["llama"], long_shard, memory=memory, train=train))
-        plan = json.loads(tiny.distill("plan", "--config", path, "--ranks", 1, "--json").stdout)
-        return plan["phases"]["backward"]["peak"]
+        config = config_of(tmp_path, models["llama"], long_shard, memory=memory, train=train)
+        return tiny.plan(tmp_path, config, "--ranks", 1)["phases"]["backward"]["peak"]
 
     assert peak(512) < peak(0)
 

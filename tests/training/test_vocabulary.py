@@ -14,7 +14,7 @@ import tiny
 import vocabularies
 from cache_kinds import FORWARD_KL, KINDS, capture
 from reference_training import divergence, kl
-from run_results import steps_of, weights_of
+from run_results import losses_of, steps_of, weights_of
 from token_shard import read_shard
 
 EQUAL = {f"t{i}": i for i in range(tiny.VOCAB)}
@@ -285,7 +285,7 @@ def test_on_policy_rounds_with_permuted_ids_are_the_same(tmp_path, pairs, onpoli
         prompts = vocabularies.shard_of(folder / "prompts.dtok", student, documents)
         settings = onpolicy_runs.config_in(folder, {"llama": (student, teacher)}, prompts)("run")
         runs.append(tiny.train(folder, settings))
-    assert onpolicy_runs.losses(runs[0]) == onpolicy_runs.losses(runs[1])
+    assert losses_of(runs[0]) == losses_of(runs[1])
     assert weights_of(runs[0]) == weights_of(runs[1])
 
 
@@ -328,11 +328,8 @@ def test_too_much_dropped_mass_is_refused_before_the_first_step(tmp_path, pairs,
 
 
 def test_the_plan_has_the_rows_that_are_loaded(tmp_path, config):
-    def plan(name):
-        path = tiny.write_config(tmp_path / name, config(name, name))
-        return json.loads(tiny.distill("plan", "--config", path, "--json").stdout)
-
-    equal, permuted = (plan(name)["bytes"]["static"] for name in ("equal", "permuted"))
+    plans = (tiny.plan(tmp_path / name, config(name, name)) for name in ("equal", "permuted"))
+    equal, permuted = (plan["bytes"]["static"] for plan in plans)
     assert equal - permuted == 2 * 13 * 64 * 4  # the padding is not loaded
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -13,6 +12,8 @@ import torch
 import transformers
 
 import program_runs
+from model_files import changed_copy
+from model_shapes import NO_SPECIAL_TOKENS, shape
 from token_shard import write_shard
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -47,16 +48,10 @@ def run_ranks(paths, folders=None):
     need_devices(len(paths))
     launcher = {"WORLD_SIZE": str(len(paths)), "LOCAL_WORLD_SIZE": str(len(paths))}
     launcher |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    launcher = environment() | launcher
     jobs = [
-        subprocess.Popen(
-            [binary(), "--config", path],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folders[rank] if folders else None,
-            env=environment() | launcher | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank, path in enumerate(paths)
+        start(path, cwd=folder, env=launcher | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank, (path, folder) in enumerate(zip(paths, folders or [None] * len(paths), strict=True))
     ]
     try:
         errors = [job.communicate(timeout=100)[1] for job in jobs]
@@ -74,21 +69,20 @@ def expect_refused(folder, config, says):
     assert not (folder / "run" / "metrics.jsonl").exists()
 
 
+def expect_failure(folder, config, says):
+    """A run that ends while it trains, with each of these texts."""
+    done = distill("--config", write_config(folder, config), code=RUNTIME_FAILURE)
+    for text in says:
+        assert text in done.stderr, done.stderr
+
+
 def expect_folder_refused(folder, pair, shard, case):
     """A copy of the student's folder that is wrong. `case`: a function that changes its tensors (None: they stay), keys
     of its config.json with other values, and texts of the error."""
-    from safetensors.torch import load_file, save_file
-
     change, keys, says = case
     student, teacher = pair
-    wrong = shutil.copytree(student, folder / "student")
-    if change is not None:
-        weights = load_file(wrong / "model.safetensors")
-        change(weights)
-        save_file(weights, wrong / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((wrong / "config.json").read_text()) | keys
-    (wrong / "config.json").write_text(json.dumps(config))
-    expect_refused(folder, base_config(folder, str(wrong), teacher, shard), says)
+    wrong = changed_copy(student, folder / "student", change, **keys)
+    expect_refused(folder, base_config(folder, wrong, teacher, shard), says)
 
 
 def need_devices(ranks):
@@ -216,22 +210,9 @@ FAMILIES = {
 def make_model(folder, family, seed, tied, vocab=VOCAB, hidden=48, layers=2):
     """Writes a random model in fp32; weights larger than usual, so that its predictions are far from uniform."""
     kind, keys = FAMILIES[family]
-    shape = dict(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-        tie_word_embeddings=tied,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    config = kind(**(shape | keys(layers, hidden)))
+    sizes = shape(vocab, hidden, 2 * hidden, layers, 4, 2, head_dim=16, max_position_embeddings=256)
+    sizes |= dict(tie_word_embeddings=tied, initializer_range=0.15) | NO_SPECIAL_TOKENS
+    config = kind(**(sizes | keys(layers, hidden)))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -310,6 +291,17 @@ def distill(*arguments, code=SUCCESS, threads=1):
         f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     )
     return done
+
+
+def start(path, *flags, **options):
+    """A process of the program with the configuration `path`; options as those of subprocess.Popen."""
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+    return subprocess.Popen([binary(), "--config", path, *map(str, flags)], **streams | options)
+
+
+def plan(folder, config, *flags, **options):
+    """What `distill plan --json` says."""
+    return json.loads(distill("plan", "--config", write_config(folder, config), "--json", *flags, **options).stdout)
 
 
 def train(folder, config, *flags, **options):

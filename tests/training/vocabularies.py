@@ -1,14 +1,13 @@
 """Teachers whose tokenizers have the student's tokens under other ids, with added tokens that one of both lacks."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
 import tiny
+from model_files import changed_copy
 from token_shard import write_shard
 
 sys.path.append(str(tiny.REPOSITORY / "scripts"))
@@ -38,14 +37,13 @@ def give_tokenizer(folder, ids, **changes):
 
 def with_rows(folder, target, rows, ids):
     """A copy of a model with this tokenizer; row i of its tables is row rows[i] of the model's."""
-    shutil.copytree(folder, target)
-    weights = load_file(target / "model.safetensors")
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        if name in weights:
-            weights[name] = weights[name][torch.as_tensor(rows)].contiguous()
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((target / "config.json").read_text()) | {"vocab_size": len(rows)}
-    (target / "config.json").write_text(json.dumps(config))
+
+    def permute(weights):
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            if name in weights:
+                weights[name] = weights[name][torch.as_tensor(rows)].contiguous()
+
+    changed_copy(folder, target, permute, vocab_size=len(rows))
     return give_tokenizer(target, ids)
 
 

@@ -215,15 +215,16 @@ def test_what_does_not_fit_is_refused(tmp_path, pair, texts, chats, cache_of):
     )
     refused("data", ["is not in the cache"], from_cache(config_of(tmp_path / "data", pair, chats, data=CHATS), cache))
     refused("teacher", ["teacher_hash, against teacher.path"], from_cache(run, cache, path=same))
-    capture(config_of(tmp_path / "short", pair, chats, data={"seq_len": 48, "teacher_seq_len": 40}), tmp_path / "short")
+    short = tmp_path / "short" / "cache"
+    capture(config_of(tmp_path / "short", pair, chats, data={"seq_len": 48, "teacher_seq_len": 40}), short)
     refused(
         "cut",
         ["data.seq_len 192 and data.teacher_seq_len 192", "captured with data.seq_len 48 and data.teacher_seq_len 40"],
-        from_cache(config_of(tmp_path / "cut", pair, chats, data=CHATS), tmp_path / "short"),
+        from_cache(config_of(tmp_path / "cut", pair, chats, data=CHATS), short),
     )
-    change_manifest(tmp_path / "short", lambda manifest: manifest.update(packing="concat"))
+    change_manifest(short, lambda manifest: manifest.update(packing="concat"))
     refused(
         "packing",
         ["packing: expected pack"],
-        from_cache(config_of(tmp_path / "packing", pair, chats, data=CHATS), tmp_path / "short"),
+        from_cache(config_of(tmp_path / "packing", pair, chats, data=CHATS), short),
     )

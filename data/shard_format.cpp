@@ -161,8 +161,10 @@ absl::Status check_shard_header(const ShardHeader& header, uint64_t file_bytes, 
   check.expect(header.eos_id >= -1 && header.eos_id < vocab, "eos_id", ids, header.eos_id);
   const auto* reserved_end = header.reserved + sizeof(header.reserved);
   check.expect(std::all_of(header.reserved, reserved_end, is_zero), "reserved", "zeros", "other bytes");
+  const char* cut = file_bytes < header.file_bytes ? ": the file was cut short, or copied in part" : "";
   check.expect(
-      header.file_bytes == file_bytes, "file_bytes", absl::StrCat(file_bytes, " (the file's size)"), header.file_bytes);
+      header.file_bytes == file_bytes, "file_bytes", absl::StrCat(file_bytes, " (the file's size", cut, ")"),
+      header.file_bytes);
   if (check.status().ok()) {
     const uint64_t needed = shard_layout(header).file_bytes;
     check.expect(

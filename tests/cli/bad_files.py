@@ -206,7 +206,7 @@ SHARDS = [
     Row("shard with other counts", [SHARD, "file_bytes"], header_field(24, "<Q", 9)),
     Row("empty shard", [SHARD], shard(lambda content: b"")),
     Row("shard of 100 bytes", [SHARD], shard(lambda content: content[:100])),
-    Row("shard cut short", [SHARD, "file_bytes"], shard(lambda content: content[:-10])),
+    Row("shard cut short", [SHARD, "file_bytes", "the file was cut short"], shard(lambda content: content[:-10])),
     Row("document offsets backwards", [SHARD, "document"], shard(lambda c: struct.pack_into("<Q", c, 264, 2**40))),
     Row("shard of another tokenizer", [SHARD, "tokenizer"],
         lambda job: tiny_job.write_shard(job / SHARD, tokenizer_json=tiny_job.tokenizer(63), vocab=63)),

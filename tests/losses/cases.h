@@ -44,6 +44,22 @@ void PrintTo(const HeadCase& c, std::ostream* out);
 // Every divergence that compares two distributions, with a name for test cases.
 std::vector<std::pair<std::string, Divergence>> soft_divergences();
 
+// All options away from their defaults.
+inline LossOptions every_option(Divergence divergence) {
+  return {
+      .divergence = divergence,
+      .beta = 0.2,
+      .skew_alpha = 0.4,
+      .temperature = 1.7,
+      .scale_by_temperature_squared = true,
+      .hard_weight = 0.6,
+      .soft_weight = 0.9,
+      .label_smoothing = 0.1,
+      .z_loss = 1e-2,
+      .student_softcap = 8,
+      .teacher_softcap = 5};
+}
+
 // Zeroed gradient buffers for every gradient that the inputs allow.
 LinearHeadGrads make_grads(const LinearHeadInputs& inputs, double grad_scale = 1.0);
 

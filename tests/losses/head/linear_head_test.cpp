@@ -40,20 +40,7 @@ std::vector<Case> cases() {
         {name + "_squared",
          {.divergence = divergence, .temperature = 2.5, .scale_by_temperature_squared = true, .soft_weight = 0.7},
          plain});
-    all.push_back(
-        {name + "_everything",
-         {.divergence = divergence,
-          .beta = 0.2,
-          .skew_alpha = 0.4,
-          .temperature = 1.7,
-          .scale_by_temperature_squared = true,
-          .hard_weight = 0.6,
-          .soft_weight = 0.9,
-          .label_smoothing = 0.1,
-          .z_loss = 1e-2,
-          .student_softcap = 8,
-          .teacher_softcap = 5},
-         bias});
+    all.push_back({name + "_everything", every_option(divergence), bias});
   }
   all.push_back({"jsd_beta_0", {.beta = 0}, plain});
   all.push_back({"jsd_beta_1", {.beta = 1}, plain});

@@ -29,20 +29,7 @@ std::vector<Case> cases() {
   for (const auto& [name, divergence] : soft_divergences()) {
     all.push_back({name, {.divergence = divergence, .beta = 0.3}, plain});
     all.push_back({name + "_mix", {.divergence = divergence, .hard_weight = 0.4, .soft_weight = 0.7}, plain});
-    all.push_back(
-        {name + "_everything",
-         {.divergence = divergence,
-          .beta = 0.2,
-          .skew_alpha = 0.4,
-          .temperature = 1.7,
-          .scale_by_temperature_squared = true,
-          .hard_weight = 0.6,
-          .soft_weight = 0.9,
-          .label_smoothing = 0.1,
-          .z_loss = 1e-2,
-          .student_softcap = 8,
-          .teacher_softcap = 5},
-         bias});
+    all.push_back({name + "_everything", every_option(divergence), bias});
   }
   const LossOptions forward{.divergence = Divergence::kForwardKl};
   all.push_back({"weights", {.divergence = Divergence::kForwardKl, .hard_weight = 1}, bias});

@@ -32,9 +32,9 @@ def test_draws_depend_on_their_place_and_seed_alone(tmp_path, kind_run, cache_of
     rows = read_cache.read_rows(cache_of("sampled")).stretches
     # Other sequences: the documents in another shard's company, in other micro-batches.
     other = kind_run("other", "sampled", micro=5, data={"seed": 9, "eval": []})
-    capture(other, tmp_path / "other")
-    assert read_cache.read_rows(tmp_path / "other").stretches.items() >= {}.items()
-    for place, expected in read_cache.read_rows(tmp_path / "other").stretches.items():
+    capture(other, tmp_path / "other-cache")
+    assert read_cache.read_rows(tmp_path / "other-cache").stretches.items() >= {}.items()
+    for place, expected in read_cache.read_rows(tmp_path / "other-cache").stretches.items():
         assert [ids for ids, _ in rows[place]] == [ids for ids, _ in expected]
     capture(other | {"cache": other["cache"] | {"seed": 4}}, tmp_path / "seed")
     reseeded = read_cache.read_rows(tmp_path / "seed").stretches

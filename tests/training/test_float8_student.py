@@ -169,8 +169,8 @@ def test_k_ranks_equal_one(tmp_path, models, ragged_shard, ranks, accumulate, ga
         steps, evaluations = tiny.read_metrics(tiny.train(tmp_path / name, config))
         return steps, [evaluation["eval"]["soft"] for evaluation in evaluations]
 
-    # A sum in another order may put a value on the edge between two float8 numbers on the other side. Where weights stay
-    # as they are, that changes gradients alone; where they learn, it changes the losses of later steps.
+    # A sum in another order may put a value on the edge between two float8 numbers on the other side. Where weights
+    # stay as they are, that changes gradients alone; where they learn, it changes the losses of later steps.
     for lr, rel, absolute in ((1e-9, 1e-5, 0.01), (2e-3, 2e-3, 0.02)):
         one, one_eval = run(f"one-{lr}", 1, lr)
         many, many_eval = run(f"many-{lr}", ranks, lr, gather=gather)

@@ -33,7 +33,7 @@ config::Config profiled(config::Config config, const ProfileOptions& options) {
   config.checkpoint = {};
   config.checkpoint.at_end = false;
   config.profile.trace_steps = 0;
-  config.run.dir = options.folder + "/distill-profile-run"; // which is removed: no user's
+  config.run.dir = options.folder + "/distill-profile-run"; // removed at the end: a name that no user gives a run
   config.run.progress = config::ProgressStyle::kNone;
   return config;
 }

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers import AutoModelForCausalLM  # here, since several threads measure
+from transformers import AutoModelForCausalLM  # not in measure(): threads that import it at the same time fail
 
 BATCH_TOKENS = 16384
 
